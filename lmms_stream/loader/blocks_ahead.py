@@ -31,7 +31,8 @@ class BlocksAhead:
     a link. Later blocks need no such order: most of their shards have arrived when they begin, and a thread waiting for
     the rest would be idle. Requests for shards of a finished block are forgotten.
 
-    margin_steps: see CacheOutlook. epochs: current epoch of each source.
+    margin_steps: see CacheOutlook. epochs: current epoch of each source. mixes_blocks: the packs of several blocks are
+    read together, so that requests for a block stay when the next one is entered.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class BlocksAhead:
         *,
         margin_steps: int,
         epochs: Mapping[str, int],
+        mixes_blocks: bool = False,
     ):
-        self._datasets = datasets
+        self._datasets, self._mixes_blocks = datasets, mixes_blocks
         self._world = world
         self._outlooks: dict[str, CacheOutlook] = {}
         for source, dataset in datasets.items():
@@ -77,7 +79,7 @@ class BlocksAhead:
             entered.append(SourceBlock(source, epoch, node, block))
             if before is None:
                 firsts.add(entered[-1])
-            else:
+            elif not self._mixes_blocks:
                 passed = self._shards(SourceBlock(source, before[0], node, before[1]))
                 self._datasets[source].pack_reader.pass_over(np.setdiff1d(passed, self._shards(entered[-1])))
         for each in entered:

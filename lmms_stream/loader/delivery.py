@@ -12,9 +12,9 @@ from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneAfter, LaneCursor
-from ..plan.mixture import Mixture
 from ..plan.pack_plan import plan_fingerprint
 from ..plan.planner import After, StepConfig
+from ..plan.windows import WindowedMixture
 from ..processors.base import processor_fingerprint
 from ..storage.retry import start_thread
 from ..types import World
@@ -28,7 +28,7 @@ LANES_WINDOW_VERSION = "lanes4"  # the same for window_N
 class PlanDelivery:
     """Cursor of a loader over a mixture of plans."""
 
-    def __init__(self, mixture: Mixture, config: StepConfig):
+    def __init__(self, mixture: WindowedMixture, config: StepConfig):
         self.mixture = mixture
         self.config = config
         self.cursor = mixture.start()
@@ -55,6 +55,7 @@ class PlanDelivery:
             "plans": {name: plan.fingerprint for name, plan in mixture.plans.items()},
             "weights": mixture.schedule and [[step, dict(weights)] for step, weights in mixture.schedule],
             "max_epochs": dict(mixture.max_epochs),
+            "balance": mixture.balance,
             "cursor": self.cursor.to_dict(),
         }
 
@@ -107,7 +108,7 @@ class PlanDelivery:
         self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.config.global_batch)
 
 
-def _count(mixture: Mixture, name: str, epoch: int) -> None:
+def _count(mixture: WindowedMixture, name: str, epoch: int) -> None:
     with suppress(LmmsStreamError):  # raised by the worker that needs the counts
         mixture.plans[name].count(epoch)
 

@@ -18,9 +18,9 @@ from ..plan.cursor import SOURCE, Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import check_lanes
 from ..plan.left_out import LeftOut
-from ..plan.mixture import Mixture
 from ..plan.planner import StepConfig, Work, in_whole_steps, items_ahead, packs_ahead
 from ..plan.source_ranges import Weights
+from ..plan.windows import DEAL, WindowedMixture
 from ..processors.base import PackFiller, processor_fingerprint
 from ..storage.fetch_config import FetchCounts
 from ..types import Batch, World
@@ -47,7 +47,8 @@ class GlobalStep(NamedTuple):
 class PackedLoader:
     """This rank's batches, each a pack: steps of global_batch / (world_size / replication) batches.
 
-    dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. An iteration yields the rest
+    dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. balance: "deal", or "window"
+    for steps of packs with similar work, see WindowedMixture. An iteration yields the rest
     of the current epoch, or, with weights, runs until every source has reached max_epochs. The samples in the global
     batch of a step do not depend on world size or workers. `len` is the number of batches left.
 
@@ -72,6 +73,7 @@ class PackedLoader:
         global_batch: int,
         weights: Weights | Mapping[int, Weights] | None = None,
         max_epochs: Mapping[str, int] | None = None,
+        balance: str | int = "deal",
         world: World | None = None,
         num_workers: int = 0,
         pad_to: int | None = None,
@@ -106,7 +108,7 @@ class PackedLoader:
         self.settings = LoaderSettings(steps=steps, pad_to=pad_to, collator=collator, bad=bad)
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers and num_workers > 0
-        self._worker, self._delivery = self._open(datasets, weights=weights, max_epochs=max_epochs)
+        self._worker, self._delivery = self._open(datasets, weights=weights, max_epochs=max_epochs, balance=balance)
         self.agreement = Agreement()
         self.num_dropped_packs = 0  # of short last steps that drop_last dropped
         self.sources = tuple(datasets)
@@ -134,11 +136,12 @@ class PackedLoader:
         *,
         weights: Weights | Mapping[int, Weights] | None,
         max_epochs: Mapping[str, int] | None,
+        balance: str | int,
     ) -> tuple[PackWorker, PlanDelivery | LaneDelivery]:
         """Return the part for workers, and the part for the position of this loader."""
         settings, num_workers, persistent = self.settings, self.num_workers, self.persistent_workers
         if any(each.mode == "lanes" for each in datasets.values()):
-            _check_lanes(datasets, weights, self.world, num_workers)
+            _check_lanes(datasets, weights, balance, self.world, num_workers)
             lanes = LaneWorker(datasets, settings, num_workers=num_workers, persistent=persistent)
             return lanes, LaneDelivery(datasets[next(iter(datasets))], settings.steps)
         planned = PlanWorker(
@@ -146,6 +149,7 @@ class PackedLoader:
             settings,
             weights=weights,
             max_epochs=max_epochs,
+            balance=balance,
             num_workers=num_workers,
             persistent=persistent,
         )
@@ -209,7 +213,7 @@ class PackedLoader:
         return self._delivery.cursor.step
 
     @property
-    def mixture(self) -> Mixture:
+    def mixture(self) -> WindowedMixture:
         """The sources and packs of each step; ConfigError in lanes, whose packs are not known beforehand."""
         return self._planned.mixture
 
@@ -412,7 +416,14 @@ def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collat
     return in_whole_steps(steps, packing_length=longest, is_limited=is_limited)
 
 
-def _check_lanes(datasets: Mapping[str, PackedDataset], weights: object, world: World, num_workers: int) -> None:
+def _check_lanes(
+    datasets: Mapping[str, PackedDataset], weights: object, balance: object, world: World, num_workers: int
+) -> None:
+    if balance != DEAL:
+        raise ConfigError(
+            f"balance {balance!r} needs lengths in advance, and packs of lanes have none: write a lengths index with "
+            f"lmms-stream index, or set balance to {DEAL}"
+        )
     if len(datasets) > 1 or weights is not None:
         lacking = [name for name, each in datasets.items() if each.mode == "lanes"]
         raise ConfigError(
@@ -450,6 +461,7 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
         "sources": sources,
         "weights": mixture.schedule and [[step, dict(weights)] for step, weights in mixture.schedule],
         "max_epochs": mixture.max_epochs,
+        **({} if mixture.balance == DEAL else {"balance": mixture.balance}),
         "global_batch": loader.global_batch,
         "world": {
             "world_size": world.world_size,

@@ -22,9 +22,9 @@ from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import UNMEASURED, LanePlanner
 from ..plan.left_out import LeftOut
-from ..plan.mixture import Mixture
 from ..plan.planner import PREFETCH_PACKS, Planned, StepPlanner, Work, steps_ahead
 from ..plan.source_ranges import Weights
+from ..plan.windows import WindowedMixture
 from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Measured, Processor
 from ..processors.lengths import checked, groups, measured_with_media, measures_media, sample_bytes
@@ -190,17 +190,17 @@ class PlanWorker(PackWorker):
         *,
         weights: Weights | Mapping[int, Weights] | None,
         max_epochs: Mapping[str, int] | None,
+        balance: str | int,
         num_workers: int = 0,
         persistent: bool = False,
     ):
         super().__init__(datasets, settings, num_workers=num_workers, persistent=persistent)
-        self.weights = weights
-        self.max_epochs = max_epochs
+        self.weights, self.max_epochs, self.balance = weights, max_epochs, balance
 
     @cached_property
-    def mixture(self) -> Mixture:
+    def mixture(self) -> WindowedMixture:
         plans = {name: dataset.plan for name, dataset in self.datasets.items()}
-        return Mixture(plans, weights=self.weights, max_epochs=self.max_epochs)
+        return WindowedMixture(plans, weights=self.weights, max_epochs=self.max_epochs, balance=self.balance)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
@@ -208,10 +208,12 @@ class PlanWorker(PackWorker):
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
         cursor, steps = Cursor.from_dict(start), self.settings.steps
         planner = StepPlanner(self.mixture, steps, worker=worker, num_workers=num_workers)
+        num_steps = self.mixture.steps_of_window(cursor, global_batch=steps.global_batch)
         ahead = BlocksAhead(
             self.datasets,
             steps.world,
-            margin_steps=steps_ahead(steps, num_workers=num_workers),
+            margin_steps=steps_ahead(steps, num_workers=num_workers) + num_steps,
+            mixes_blocks=num_steps > 0,
             epochs={name: at.epoch for name, at in cursor.sources.items()},
         )
         waiting: deque[Planned] = deque()

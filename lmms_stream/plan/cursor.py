@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import CursorError, LmmsStreamError
 
 CURSOR_VERSION = 2  # 1: shares began at 0 in each phase of a mixture, and unshuffled order had other canonical nodes
+WINDOW_VERSION = 3  # of a cursor inside a window
 MANY_SOURCES = 64  # more sources are written in a packed string
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
 _FIELDS = ("plan", "epoch", "packs", "credit")
@@ -52,29 +53,58 @@ class SourceCursor(NamedTuple):
             )
 
 
+class Window(NamedTuple):
+    """Position in a window of `balance`, see windows.py: `num_done` of num_packs packs are consumed.
+
+    step: first step. sources: cursors before this step. global_batch: packs of a step, when the window began.
+    linear_cost: see pack_costs. mix: digest of the mixture's settings, which give the turns of the window.
+    """
+
+    step: int
+    sources: Mapping[str, SourceCursor]
+    global_batch: int
+    num_packs: int
+    linear_cost: int
+    mix: str
+    num_done: int = 0
+
+    @property
+    def num_left(self) -> int:
+        return self.num_packs - self.num_done
+
+    def after(self, num_packs: int) -> Window | None:
+        """Return the position after more packs; None at the end."""
+        return self._replace(num_done=self.num_done + num_packs) if num_packs < self.num_left else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """Position of a run. step: number of finished steps. sources: cursor of each source, by name."""
+    """Position of a run. step: number of finished steps. sources: cursor of each source, by name.
+
+    window: None outside of windows.
+    """
 
     step: int = 0
     sources: Mapping[str, SourceCursor]
+    window: Window | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle tuples: each step sends a cursor, and dataclasses take several times as long."""
-        sources = [(name, at.plan, at.epoch, at.packs, at.credit) for name, at in self.sources.items()]
-        return _unpickled, (self.step, sources)
+        window = self.window and (*self.window[:1], _tuples(self.window.sources), *self.window[2:])
+        return _unpickled, (self.step, _tuples(self.sources), window)
 
     def to_dict(self) -> dict[str, Any]:
         """Return ints and strings, for JSON; see from_dict. More than MANY_SOURCES sources are a packed string.
 
         A thousand unpacked sources would take 250 KB per stretch of the run in a checkpoint.
         """
-        sources = {
-            name: {"plan": at.plan, "epoch": at.epoch, "packs": at.packs, "credit": at.credit}
-            for name, at in self.sources.items()
-        }
-        written = {"sources": sources} if len(sources) <= MANY_SOURCES else {"packed_sources": _packed(sources)}
-        return {"version": CURSOR_VERSION, "step": self.step, **written}
+        written = {"version": CURSOR_VERSION, "step": self.step, **_written(self.sources)}
+        if self.window is not None:
+            window = self.window._asdict() | _written(self.window.sources)
+            if "packed_sources" in window:
+                del window["sources"]
+            written |= {"version": WINDOW_VERSION, "window": window}
+        return written
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Cursor:
@@ -87,20 +117,12 @@ class Cursor:
                 "set packing_mode to lanes"
             )
         refuse_state_of_samples(data)
-        check_version(data.get("version"))
+        is_in_window = data.get("version") == WINDOW_VERSION and "window" in data
+        if not is_in_window:
+            check_version(data.get("version"))
         try:
-            packed = data.get("packed_sources")
-            sources = data["sources"] if packed is None else _unpacked(packed)
-            found = {
-                str(name): SourceCursor(
-                    plan=_text(at["plan"]),
-                    epoch=_count(at["epoch"]),
-                    packs=_count(at["packs"]),
-                    credit=_credit(at["credit"]),
-                )
-                for name, at in sources.items()
-            }
-            return Cursor(step=_count(data["step"]), sources=found)
+            window = _read_window(data["window"]) if is_in_window else None
+            return Cursor(step=_count(data["step"]), sources=_read(data), window=window)
         except LmmsStreamError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -133,12 +155,45 @@ def _unpacked(packed: str) -> dict[str, dict[str, Any]]:
     return {str(name): dict(zip(_FIELDS, values, strict=True)) for name, *values in zip(names, *columns, strict=True)}
 
 
-def _unpickled(step: int, sources: Sequence[tuple[str, str, int, int, int]]) -> Cursor:
-    found = {
-        name: SourceCursor(plan=plan, epoch=epoch, packs=packs, credit=credit)
-        for name, plan, epoch, packs, credit in sources
+def _written(sources: Mapping[str, SourceCursor]) -> dict[str, Any]:
+    found = {name: at._asdict() for name, at in sources.items()}
+    return {"sources": found} if len(found) <= MANY_SOURCES else {"packed_sources": _packed(found)}
+
+
+def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
+    """Return the sources that `_written` wrote."""
+    packed = data.get("packed_sources")
+    sources = data["sources"] if packed is None else _unpacked(packed)
+    return {
+        str(name): SourceCursor(
+            plan=_text(at["plan"]), epoch=_count(at["epoch"]), packs=_count(at["packs"]), credit=_credit(at["credit"])
+        )
+        for name, at in sources.items()
     }
-    return Cursor(step=step, sources=found)
+
+
+def _read_window(data: Mapping[str, Any]) -> Window:
+    counts = {name: _count(data[name]) for name in ("step", "global_batch", "num_packs", "linear_cost", "num_done")}
+    window = Window(sources=_read(data), mix=_text(data["mix"]), **counts)
+    if window.global_batch < 1 or window.num_left < 1:
+        raise ValueError(f"a window of {window.num_packs} packs cannot be at pack {window.num_done}")
+    return window
+
+
+_Tuples = Sequence[tuple[str, tuple[str, int, int, int]]]
+
+
+def _tuples(sources: Mapping[str, SourceCursor]) -> _Tuples:
+    return [(name, (at.plan, at.epoch, at.packs, at.credit)) for name, at in sources.items()]
+
+
+def _unpickled(step: int, sources: _Tuples, window: tuple[Any, ...] | None) -> Cursor:
+    found = None if window is None else Window(window[0], _from_tuples(window[1]), *window[2:])
+    return Cursor(step=step, sources=_from_tuples(sources), window=found)
+
+
+def _from_tuples(sources: _Tuples) -> dict[str, SourceCursor]:
+    return {name: SourceCursor(*at) for name, at in sources}
 
 
 def refuse_state_of_samples(data: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .cursor import Cursor, SourceCursor
+from .cursor import Cursor, SourceCursor, Window
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
@@ -56,6 +56,7 @@ class Step:
     ranges: SourceRanges
     after: Cursor
     ends_epoch: bool  # without weights: end of the epoch; with weights: end of all sources
+    window: Window | None = None  # before the step, if all packs of the step are in a window
 
     @property
     def num_packs(self) -> int:
@@ -246,13 +247,14 @@ class Mixture:
         count: int,
         *,
         global_batch: int,
+        begun: int = 0,
         until: SourceRange | None = None,
         ranges: list[NDArray[np.int64]] | None = None,
     ) -> int:
-        """Take `count` packs from the beginning of a step, or up to the end (without weights: of the epoch).
+        """Take `count` packs from a step on, or up to the end (without weights: of the epoch).
 
-        Move `sources` behind these packs, add rows for them to `ranges`, and return their number. until: the last pack
-        to take, a range of length 1.
+        Move `sources` behind these packs, add rows for them to `ranges`, and return their number. begun: packs taken
+        before, since the beginning of the step. until: the last pack to take, a range of length 1.
         """
         names = [name for name in self._weighted if self._has_packs(name, sources[name])]
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
@@ -270,8 +272,8 @@ class Mixture:
             most=count,
         )
         while done < count and not is_found and turns.go_on():
-            left_in_step = global_batch - done % global_batch
-            rows, ends = self._phases(step + done // global_batch, left_in_step, global_batch=global_batch)
+            steps_done, in_step = divmod(begun + done, global_batch)
+            rows, ends = self._phases(step + steps_done, global_batch - in_step, global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(tuple(turns.names), tuple(turns.epochs))[rows]
             least = UNIT // max(2, 2 * len(self._weighted) - 2)
@@ -320,9 +322,8 @@ class Mixture:
             patches=join_patches(found),
             epochs=join(each.epochs for each in epochs),
         )
-        if len(found) <= 1:
-            return joined
-        return joined.take(np.argsort(join(each.positions for each in epochs)))
+        positions = join(each.positions for each in epochs)
+        return joined if np.all(positions[1:] > positions[:-1]) else joined.take(np.argsort(positions))
 
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
         """Return the shuffle blocks of some ranges' packs, each with the position of its first pack."""
@@ -331,6 +332,10 @@ class Mixture:
             for each in by_epoch(SourceRanges.of(self.names, ranges), is_short=self._is_short)
             for first, epoch, node, block in self.plans[each.source].blocks(each.epochs, each.numbers)
         ]
+
+    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
+        """Return the next step with its packs in turn, whatever its window gives it."""
+        return self.step(cursor, global_batch=global_batch)
 
     def _begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
         for name in self.names:

@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from ..types import PackSegments, World
 from .assign import assign_steps, deal_lists, nodes_of_packs
-from .cursor import Cursor
+from .cursor import Cursor, Window
 from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
 from .mixture import Mixture, Step
+from .next_use import served_nodes
 from .order import shards_of
 from .packing import PackRange
 from .source_ranges import SourceBlock, SourceRanges
+from .windows import WindowedMixture, WindowPacks
 
 STRETCH_PACKS = 1024  # packs of successive global batches to plan together at first
 MAX_STRETCH_SEGMENTS = 1 << 18  # maximum segments to plan together later on: 6 MiB, and 6 MiB more for a moment
@@ -86,9 +88,10 @@ class Planned(NamedTuple):
 
 
 class _ReaderStep(NamedTuple):
-    """A step, its number, and the numbers of the rank's batches that the reader makes: int64[n], n >= 1."""
+    """A step, its number, the cursor before it, and the rank's batches that the reader makes: int64[n], n >= 1."""
 
     number: int
+    before: Cursor
     step: Step
     mine: NDArray[np.int64]
 
@@ -103,6 +106,10 @@ class StepPlanner:
         self._num_workers = num_workers
         sizes = [plan.samples_per_shard for plan in mixture.plans.values()]
         self._first_ids = [np.cumsum(samples) - samples for samples in sizes]
+        nodes, num_canonical_nodes = config.world.group_nodes, mixture.num_canonical_nodes
+        node = config.world.group_node
+        self._served = served_nodes(node, nodes=nodes, num_canonical_nodes=num_canonical_nodes)  # nodes made of windows
+        self._in_window: int | None = None  # first step of the last window that was entered
 
     def plan(self, cursor: Cursor) -> Iterator[Planned]:
         """Yield the work from a cursor to the end of the epoch (with weights: of all sources), step by step."""
@@ -125,17 +132,18 @@ class StepPlanner:
         most, at_once = self._stretch_packs(cursor), STRETCH_PACKS
         stretch: list[_ReaderStep] = []
         for number in count():
-            step = self.mixture.step(cursor, global_batch=config.global_batch)
+            step = self.mixture.turns(cursor, global_batch=config.global_batch)
             if not step.num_packs:
                 break
-            cursor = step.after
+            before, cursor = cursor, step.after
             first = (self._worker - number // steps_per_item * num_items) % self._num_workers
             if first < num_items:
                 mine = batches[first :: self._num_workers].ravel()
-                stretch.append(_ReaderStep(number, step, mine))
+                stretch.append(_ReaderStep(number, before, step, mine))
             if step.ends_epoch:
                 break
-            if len(stretch) * config.global_batch >= at_once:
+            ends_window = step.after.window is None and step.window is not None
+            if stretch and (ends_window or len(stretch) * config.global_batch >= at_once):
                 yield stretch
                 stretch = []
                 at_once = min(2 * at_once, most)  # the first batch comes soon, and later ones cost less
@@ -153,8 +161,7 @@ class StepPlanner:
         return most * world.num_groups // world.group_nodes[world.group_node]  # only packs of this node are made
 
     def _plan_stretch(self, stretch: Sequence[_ReaderStep]) -> Iterator[Planned]:
-        ranges = SourceRanges.joined([each.step.ranges for each in stretch])
-        packs, of_group = self._of_group(ranges, num_steps=len(stretch))
+        ranges, packs, of_group = self._of_group(stretch)
         mine = [of_step[each.mine] for of_step, each in zip(of_group, stretch, strict=True)]
         numbers = np.concatenate(mine)
         packs = packs.take(numbers[numbers != PAD])
@@ -167,11 +174,13 @@ class StepPlanner:
             after = each.step.after if last.micro_batches[-1] == last_batch else None
             yield Planned(last, after, entered.get(each.number, ()))
 
-    def _of_group(self, ranges: SourceRanges, *, num_steps: int) -> tuple[PackRange, NDArray[np.int64]]:
-        """Return the packs of successive steps on the group's node, and the positions of the group's packs.
+    def _of_group(self, stretch: Sequence[_ReaderStep]) -> tuple[SourceRanges, PackRange, NDArray[np.int64]]:
+        """Return the ranges of steps, the packs on the group's node, and the positions of the group's packs.
 
         Positions: int64[num_steps, micro_batches], PAD without a pack. Packs of other nodes are not made.
         """
+        ranges = SourceRanges.joined([each.step.ranges for each in stretch])
+        num_steps = len(stretch)
         batch, world = self.config.global_batch, self.config.world
         nodes, node = world.group_nodes, world.group_node
         chosen = None
@@ -185,7 +194,7 @@ class StepPlanner:
             )
             chosen = np.flatnonzero(node_of_pack == node)
             steps = steps[chosen]
-        packs = self.mixture.packs(ranges, chosen)
+        packs = self._in_windows(stretch, ranges, chosen)
         dealt = deal_lists(
             packs,
             steps,
@@ -193,7 +202,32 @@ class StepPlanner:
             ranks=nodes[node],
             packs_per_rank=self.config.micro_batches,
         )
-        return packs, dealt[:, world.group - sum(nodes[:node])]
+        return ranges, packs, dealt[:, world.group - sum(nodes[:node])]
+
+    def _in_windows(
+        self, stretch: Sequence[_ReaderStep], ranges: SourceRanges, chosen: NDArray[np.int64] | None
+    ) -> PackRange:
+        """Return the chosen packs of steps, as their windows give them. ranges: of the steps, in turn.
+
+        Only packs of the canonical nodes of chosen packs are made.
+        """
+        mixture, windows = self.mixture, [each.step.window for each in stretch if each.step.window is not None]
+        if not windows:
+            return mixture.packs(ranges, chosen)
+        assert isinstance(mixture, WindowedMixture)
+        if chosen is not None:  # a full node passes packs on
+            self._served[mixture.canonical_nodes(ranges)[chosen]] = True
+        if len(windows) < len(stretch):  # a window ends in the middle of a step, after a change of global_batch
+            steps = [mixture.step(each.before, global_batch=self.config.global_batch) for each in stretch]
+            return mixture.packs(SourceRanges.joined([each.ranges for each in steps]), chosen)
+        turns = np.concatenate(
+            [window.num_done + np.arange(each.step.num_packs) for window, each in zip(windows, stretch, strict=True)]
+        )
+        return self._packs_of(windows[0]).take(turns if chosen is None else turns[chosen])
+
+    def _packs_of(self, window: Window) -> WindowPacks:
+        assert isinstance(self.mixture, WindowedMixture)
+        return self.mixture.window_packs(window, None if self._served.all() else self._served)
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
         """Yield the works of each step, by batch. packs: the reader's, of all steps; counts: packs of each step."""
@@ -244,8 +278,15 @@ class StepPlanner:
         Of several short epochs in a step, only the blocks of the first and last epoch: all read the same shards.
         """
         entered: dict[int, list[SourceBlock]] = {}
+        window = stretch[0].step.window
+        if window is not None:
+            if window.step == self._in_window:
+                return {}
+            self._in_window = window.step  # all blocks of a window are in use from its first step on
+            ranges = self._packs_of(window).turns
         for position, block in self.mixture.blocks(ranges):
-            entered.setdefault(stretch[position // self.config.global_batch].number, []).append(block)
+            at = 0 if window is not None else position // self.config.global_batch
+            entered.setdefault(stretch[at].number, []).append(block)
         if any(plan.short is not None for plan in self.mixture.plans.values()):
             return {number: self._ends_of_epochs(blocks) for number, blocks in entered.items()}
         return entered

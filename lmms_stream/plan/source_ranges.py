@@ -110,7 +110,7 @@ def by_epoch(
     sources, epochs, firsts, stops = ranges.rows.T
     begins = ends_of(stops - firsts)[:-1]
     joins = np.where(is_short[sources], 0, epochs)
-    order = np.lexsort((joins, sources))
+    order = np.lexsort((firsts, epochs, joins, sources))  # plans make packs in ascending order
     sources, joins, epochs, counts = sources[order], joins[order], epochs[order], (stops - firsts)[order]
     groups = np.flatnonzero((np.diff(sources, prepend=-1) != 0) | (np.diff(joins, prepend=-1) != 0))
     ends = ends_of(counts)[np.append(groups, len(order))]

@@ -124,6 +124,7 @@ class RunData:
             self.train_dataset,
             weights=config.weights,
             max_epochs=config.max_epochs,
+            balance=config.balance,
             num_workers=num_workers,
             **options,
         )

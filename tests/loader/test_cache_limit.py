@@ -12,11 +12,11 @@ from lmms_stream.loader.delivery import PlanDelivery
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.plan.lengths import Lengths
-from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig
+from lmms_stream.plan.windows import WindowedMixture
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.tools.simulate.cluster import Cluster
 from lmms_stream.tools.simulate.run import simulate
@@ -130,6 +130,6 @@ def test_workers_that_read_packs_ahead_read_the_samples_of_these_packs_ahead() -
         lengths = Lengths(lengths=np.full(num_samples, num_tokens), content_hash=f"{num_samples} {num_tokens}")
         return PackPlan(lengths, [num_samples], order=ORDER, packing=PackingConfig(packing_length=120))
 
-    mixture = Mixture({"pairs": plan(600, 60), "triples": plan(900, 40)})
+    mixture = WindowedMixture({"pairs": plan(600, 60), "triples": plan(900, 40)})
     delivery = PlanDelivery(mixture, StepConfig(global_batch=4, world=World()))
     assert [delivery.samples_ahead(name, 7) for name in ("pairs", "triples")] == [14, 21]

@@ -18,6 +18,7 @@ from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.source_ranges import SourceRange
+from lmms_stream.plan.windows import WindowedMixture
 from numpy.typing import NDArray
 
 from ..strategies import chat_lengths, examples
@@ -314,15 +315,16 @@ def mixtures(draw: st.DrawFn) -> Mixture:
     shares = st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 10), min_size=1)
     kind = draw(st.sampled_from(["none", "weights", "schedule", "long"]))
     ends = draw(st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
+    balance: str | int = draw(st.sampled_from(["deal", "window"]) | st.sampled_from([2, 7]))
     if kind == "none":
-        return Mixture(PLANS)
+        return WindowedMixture(PLANS, balance=balance)
     if kind == "weights":
-        return Mixture(PLANS, weights=draw(shares), max_epochs=ends)
+        return WindowedMixture(PLANS, weights=draw(shares), max_epochs=ends, balance=balance)
     if kind == "long":
         phases = {step: {"a": 1 + step % 7, "b": 1.0, "c": step % 3} for step in range(100)}
-        return Mixture(PLANS, weights=phases, max_epochs=ends)
+        return WindowedMixture(PLANS, weights=phases, max_epochs=ends, balance=balance)
     later = draw(st.dictionaries(st.integers(1, 30), shares, max_size=4))
-    return Mixture(PLANS, weights={0: draw(shares), **later}, max_epochs=ends)
+    return WindowedMixture(PLANS, weights={0: draw(shares), **later}, max_epochs=ends, balance=balance)
 
 
 @examples(60)

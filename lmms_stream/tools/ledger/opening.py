@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError, ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
 from ...plan.cursor import SOURCE
-from ...plan.mixture import Mixture
+from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
 from ...train.checkpoint.store import Checkpoint, checkpoints_url, open_target, read_checkpoint, split_path
 from ...types import World
@@ -95,7 +95,8 @@ def history_of_config(path: Path, *, world: World, overrides: Sequence[str] = ()
     train = run.train
     loader = PackedLoader(
         run.built,  # type: ignore[arg-type]  # none of several opens a loader
-        global_batch=train.global_batch, weights=train.weights, max_epochs=train.max_epochs, world=run.world,
+        global_batch=train.global_batch, weights=train.weights, max_epochs=train.max_epochs,
+        balance=train.balance, world=run.world,
     )  # fmt: skip
     stretch = stretch_of(loader, skipped=train.skip_steps)
     assert stretch is not None  # nothing is in lanes
@@ -132,9 +133,10 @@ class PlannedRun:
     datasets: Mapping[str, PackedDataset]
 
     @property
-    def mixture(self) -> Mixture:
+    def mixture(self) -> WindowedMixture:
         plans = {name: each.plan for name, each in self.datasets.items()}
-        return Mixture(plans, weights=self.train.weights, max_epochs=self.train.max_epochs)
+        train = self.train
+        return WindowedMixture(plans, weights=train.weights, max_epochs=train.max_epochs, balance=train.balance)
 
 
 def open_run(

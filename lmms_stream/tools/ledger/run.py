@@ -18,10 +18,10 @@ from ...plan.cursor import FINGERPRINT_FIELDS, Cursor, explain_other_plan
 from ...plan.ledger import PieceEntry, StepEntry, Stretch
 from ...plan.ledger import StepLookup as PlanLedger
 from ...plan.left_out import LeftOut
-from ...plan.mixture import Mixture
 from ...plan.order import OrderConfig
 from ...plan.pack_plan import PackPlan, short_digest
 from ...plan.packing import PackingConfig
+from ...plan.windows import DEAL, WindowedMixture
 from ...storage.fetch_config import FetchConfig
 from ...train.checkpoint.store import CHECKPOINTS_NAME
 from ...train.report.train_log import LOG_NAME, history, read_log
@@ -349,10 +349,11 @@ def _opened(saved: Mapping[str, Any], sources: OpenedSources) -> Stretch:
         for name, source in saved["sources"].items()
     }
     weights = saved["weights"]
-    mixture = Mixture(
+    mixture = WindowedMixture(
         plans,
         weights=None if weights is None else {int(step): shares for step, shares in weights},
         max_epochs=saved["max_epochs"] or None,
+        balance=saved.get("balance", DEAL),
     )
     return Stretch(
         mixture=mixture,

@@ -17,10 +17,10 @@ from ...mds.index import ShardInfo
 from ...mds.shard_list import ShardList
 from ...plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
 from ...plan.cursor import SOURCE
-from ...plan.mixture import Mixture
 from ...plan.order import OrderConfig
 from ...plan.pack_plan import PackPlan
 from ...plan.source_ranges import Weights
+from ...plan.windows import DEAL, WindowedMixture
 from ...processors.base import PackFiller
 from .cluster import Cluster
 
@@ -58,6 +58,7 @@ class Sources:
     shards_ahead: int
     weights: Weights | Mapping[int, Weights] | None = None
     max_epochs: Mapping[str, int] | None = None
+    balance: str | int = DEAL
     make_plan: Callable[..., PackPlan] = PackPlan
 
     @staticmethod
@@ -66,6 +67,7 @@ class Sources:
         *,
         weights: Weights | Mapping[int, Weights] | None = None,
         max_epochs: Mapping[str, int] | None = None,
+        balance: str | int = DEAL,
     ) -> Sources:
         """Return the sources of a run; ConfigError for a run in lanes, with packs unknown in advance."""
         named = dataset if isinstance(dataset, Mapping) else {SOURCE: dataset}
@@ -91,20 +93,20 @@ class Sources:
             shards_ahead=sum(core.fetch.ahead for core in cores.values()),
             weights=weights,
             max_epochs=max_epochs,
+            balance=balance,
         )
 
     @cached_property
-    def mixture(self) -> Mixture:
-        return Mixture(self.plans, weights=self.weights, max_epochs=self.max_epochs)
+    def mixture(self) -> WindowedMixture:
+        return self._mixed(self.plans)
 
     @cached_property
-    def walked(self) -> Mixture:
+    def walked(self) -> WindowedMixture:
         """Mixture for walks over many steps: complete blocks are kept, within a memory limit."""
-        return Mixture(
-            {name: plan.keeping(self._kept_segments(plan)) for name, plan in self.plans.items()},
-            weights=self.weights,
-            max_epochs=self.max_epochs,
-        )
+        return self._mixed({name: plan.keeping(self._kept_segments(plan)) for name, plan in self.plans.items()})
+
+    def _mixed(self, plans: Mapping[str, PackPlan]) -> WindowedMixture:
+        return WindowedMixture(plans, weights=self.weights, max_epochs=self.max_epochs, balance=self.balance)
 
     def _kept_segments(self, plan: PackPlan) -> int:
         of_blocks = plan.num_canonical_nodes * plan.order.shuffle_block_size

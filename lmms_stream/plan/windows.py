@@ -1,0 +1,322 @@
+"""Steps of packs with similar work. mixture + window -> [windows] -> packs of each turn; integer arithmetic only.
+
+A window is a number of successive steps. The turns of the mixture decide the source and canonical node of each pack of
+a step. In a window, the packs of a source in a canonical node are sorted by work and given to the turns of the same
+source and canonical node, in a random order of the steps: the packs of a step then have similar work, and steps differ.
+Each step keeps its share of each source, each node keeps its shards, and each pack of the window is read once. With
+media, packs are divided into classes of similar work of the tower, and sorted by the work of tokens within a class.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import whole_number
+from ..errors import ConfigError, CursorError
+from .assign import LINEAR_COST, pack_costs
+from .cursor import Cursor, SourceCursor, Window
+from .mixture import Mixture, Step
+from .pack_plan import PackPlan, short_digest
+from .packing import PackRange, runs
+from .source_ranges import SourceRange, SourceRanges, Weights
+
+DEAL, WINDOW = "deal", "window"
+LEAST_STEPS, MOST_STEPS = 64, 256  # of a window, unless given
+PACKS_PER_NODE = 2048  # of a window in each canonical node, where MOST_STEPS allow them
+_STREAM = 46  # of the order of steps, apart from other random streams of the seed
+
+
+def window_steps(balance: str | int, *, global_batch: int, num_canonical_nodes: int) -> int:
+    """Return the steps of a window, 0 for `deal`.
+
+    >>> [window_steps("window", global_batch=size, num_canonical_nodes=8) for size in (8, 128, 512)]
+    [256, 128, 64]
+    """
+    if balance == DEAL:
+        return 0
+    if balance == WINDOW:
+        return min(MOST_STEPS, max(LEAST_STEPS, -(-PACKS_PER_NODE * num_canonical_nodes // global_batch)))
+    return int(balance)
+
+
+def checked_balance(balance: str | int) -> str | int:
+    """Return `balance`; ConfigError unless it is deal, window or a number of steps of at least 2."""
+    if balance in (DEAL, WINDOW):
+        return balance
+    if isinstance(balance, str):
+        raise ConfigError(
+            f"balance must be {DEAL}, {WINDOW} or the number of steps of a window, got {balance!r}: write one of these"
+        )
+    return whole_number("balance", balance, least=2)
+
+
+class WindowPacks:
+    """The packs of a window, made for some canonical nodes, and the pack of each turn.
+
+    turns: all packs of the window in turn, as ranges of length 1. nodes: canonical node of each, int64[num_packs].
+    packs: the made packs. made: turns of these, int64, ascending.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        turns: SourceRanges,
+        *,
+        seed: int,
+        nodes: NDArray[np.int64],
+        packs: PackRange,
+        made: NDArray[np.int64],
+    ):
+        self.window, self.turns, self.packs = window, turns, packs
+        self._rows = turns.rows.copy()
+        num_steps = -(-window.num_packs // window.global_batch)
+        places = np.random.default_rng([seed, _STREAM, window.step]).permutation(num_steps)
+        group = nodes[made] * len(turns.names) + self._rows[made, 0]
+        by_place = np.lexsort((places[made // window.global_batch], group))
+        by_work = self._by_work(packs, group, window)
+        self._made = np.full(window.num_packs, -1, np.int64)  # number of the turn's pack in `packs`
+        self._made[made[by_place]] = by_work
+        self._rows[made[by_place]] = self._rows[made[by_work]]
+
+    @staticmethod
+    def _by_work(packs: PackRange, group: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+        """Return the numbers of the packs, sorted by group and work; packs of equal work stay in turn."""
+        work = pack_costs(packs, linear_cost=window.linear_cost)
+        if packs.patches is None or not packs.patches.any():
+            return np.lexsort((work, group))
+        by_tower = np.lexsort((packs.patches, group))
+        begins, counts = np.unique(group[by_tower], return_index=True, return_counts=True)[1:]
+        rank = np.arange(len(group)) - np.repeat(begins, counts)
+        num_steps = -(-window.num_packs // window.global_batch)
+        tower_class = np.empty(len(group), np.int64)
+        tower_class[by_tower] = rank * max(1, math.isqrt(num_steps)) // np.repeat(counts, counts)
+        return np.lexsort((work, tower_class, group))
+
+    def rows(self, turns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the packs of some turns as rows of SourceRanges; of nodes that were not made, in turn."""
+        return self._rows[turns]
+
+    def take(self, turns: NDArray[np.int64]) -> PackRange:
+        """Return the packs of some turns of nodes that were made."""
+        return self.packs.take(self._made[turns])
+
+    def turn_of(self, source: int, epoch: int, number: int) -> int | None:
+        """Return the turn that reads a pack; None for a pack of another window."""
+        found = np.flatnonzero((self._rows[:, :3] == (source, epoch, number)).all(axis=1))
+        return int(found[0]) if len(found) else None
+
+
+class WindowedMixture(Mixture):
+    """A mixture whose steps are of packs with similar work.
+
+    balance: "window", or the number of steps of a window; with "deal" only the window of a state is finished. Other
+    arguments: see Mixture.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, PackPlan],
+        *,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+        balance: str | int = DEAL,
+    ):
+        super().__init__(plans, weights=weights, max_epochs=max_epochs)
+        self.balance = checked_balance(balance)
+        for name, plan in plans.items():
+            if self.balance != DEAL and not plan.order.shuffle:
+                raise ConfigError(
+                    f"balance {balance!r} changes the order of packs, and source {name!r} has shuffle: false: set "
+                    f"balance to {DEAL}, or shuffle to true"
+                )
+        self._turns: tuple[Window, SourceRanges] | None = None  # of the last window
+        self._of_window: tuple[Window, bytes, WindowPacks] | None = None
+
+    def adopt(self, cursor: Cursor) -> Cursor:
+        """Return Mixture.adopt; CursorError inside a window of other sources, weights or max_epochs."""
+        if cursor.window is not None and cursor.window.mix != self._mix:
+            last = cursor.step - (-cursor.window.num_left // cursor.window.global_batch)
+            raise CursorError(
+                f"the state is at step {cursor.step}, inside a window of balance: window, and the sources, weights or "
+                f"max_epochs have changed: continue with the former ones to step {last} (max_steps), and change them "
+                "there"
+            )
+        return replace(super().adopt(cursor), window=cursor.window)
+
+    @cached_property
+    def _mix(self) -> str:
+        """Digest of all that decides the turns of sources."""
+        schedule = None if self.schedule is None else [[first, dict(weights)] for first, weights in self.schedule]
+        return short_digest(json.dumps([self._weighted, schedule, dict(self.max_epochs)]).encode())
+
+    def step(self, cursor: Cursor, *, global_batch: int) -> Step:
+        window = self._window_at(cursor, global_batch=global_batch)
+        step = self.turns(replace(cursor, window=window), global_batch=global_batch)
+        if window is None:
+            return step
+        num_packs = min(step.num_packs, window.num_left)
+        rows = self.window_packs(window).rows(window.num_done + np.arange(num_packs))
+        return replace(step, ranges=SourceRanges(self.names, np.concatenate([rows, step.ranges.rows[num_packs:]])))
+
+    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
+        window = self._window_at(cursor, global_batch=global_batch)
+        sources = dict(cursor.sources)
+        ranges: list[NDArray[np.int64]] = []
+        num_packs = self._advance(sources, cursor.step, window, global_batch, global_batch=global_batch, ranges=ranges)
+        ends_epoch = num_packs < global_batch or self._is_over(sources)
+        if self.schedule is None and ends_epoch:
+            self._begin_epoch(sources)
+        after = Cursor(step=cursor.step + 1, sources=sources, window=window and window.after(num_packs))
+        return Step(
+            ranges=SourceRanges(self.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
+            after=after,
+            ends_epoch=ends_epoch,
+            window=window if window is not None and num_packs <= window.num_left else None,
+        )
+
+    def _window_at(self, cursor: Cursor, *, global_batch: int) -> Window | None:
+        """Return the cursor's window, or else the window that begins here, if any."""
+        if cursor.window is not None or self.balance == DEAL:
+            return cursor.window
+        steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+        most = min(steps * global_batch, int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]))
+        num_packs = self._take(dict(cursor.sources), cursor.step, most, global_batch=global_batch)
+        sources = {name: cursor.sources[name] for name in self.names}
+        if not num_packs:
+            return None
+        return Window(cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix)
+
+    def window_packs(self, window: Window, nodes: NDArray[np.bool_] | None = None) -> WindowPacks:
+        """Return the packs of a window; the last window is kept. nodes: bool[num_canonical_nodes], see WindowPacks."""
+        key = window._replace(num_done=0), b"" if nodes is None else nodes.tobytes()
+        if self._of_window is None or self._of_window[:2] != key:
+            turns = self._turns_of(key[0])
+            of_turns = self.canonical_nodes(turns)
+            made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
+            packs = self.packs(turns, made)
+            seed = next(iter(self.plans.values())).order.seed
+            self._of_window = *key, WindowPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
+        return self._of_window[2]
+
+    def _turns_of(self, window: Window) -> SourceRanges:
+        """Return the packs of a window in turn, step by step, as ranges of length 1."""
+        if self._turns is None or self._turns[0] != window:
+            sources = dict(window.sources)
+            steps: list[NDArray[np.int64]] = []
+            for number, begin in enumerate(range(0, window.num_packs, window.global_batch)):
+                size = min(window.global_batch, window.num_packs - begin)
+                self._take(sources, window.step + number, size, global_batch=window.global_batch, ranges=steps)
+            rows = np.concatenate(steps)
+            counts = rows[:, 3] - rows[:, 2]
+            numbers = runs(rows[:, 2], counts)
+            singly = np.repeat(rows, counts, axis=0)
+            singly[:, 2], singly[:, 3] = numbers, numbers + 1
+            self._turns = window, SourceRanges(self.names, singly)
+        return self._turns[1]
+
+    def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
+        """Return the most steps of a window from a cursor on; 0 without windows."""
+        steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+        return max(steps, -(-cursor.window.num_left // global_batch) if cursor.window is not None else 0)
+
+    def _advance(
+        self,
+        sources: dict[str, SourceCursor],
+        step: int,
+        window: Window | None,
+        count: int,
+        *,
+        global_batch: int,
+        ranges: list[NDArray[np.int64]] | None = None,
+    ) -> int:
+        """Take `count` packs like _take: first the rest of a window, by the steps of the window."""
+        taken = 0
+        if window is not None:
+            num_packs, done = min(count, window.num_left), window.num_done
+            taken = self._take(sources, window.step, num_packs, global_batch=window.global_batch, begun=done)
+            if ranges is not None:
+                ranges.append(self._turns_of(window._replace(num_done=0)).rows[done : done + taken])
+        if taken < count:
+            taken += self._take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
+        return taken
+
+    def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
+        while num_steps:
+            window = self._window_at(cursor, global_batch=global_batch)
+            if cursor.window is None:
+                whole = num_steps if window is None else self._whole_windows(cursor, num_steps, window)
+                if whole:
+                    cursor = super().skip(cursor, whole, global_batch=global_batch)
+                    num_steps -= whole
+                    continue
+            assert window is not None
+            steps_here = min(num_steps, max(1, window.num_left // global_batch))
+            sources = dict(cursor.sources)
+            num_packs = self._advance(
+                sources, cursor.step, window, steps_here * global_batch, global_batch=global_batch
+            )
+            if self.schedule is None and (num_packs < steps_here * global_batch or self._is_over(sources)):
+                self._begin_epoch(sources)
+            cursor = Cursor(step=cursor.step + steps_here, sources=sources, window=window.after(num_packs))
+            num_steps -= steps_here
+        return cursor
+
+    def _whole_windows(self, cursor: Cursor, num_steps: int, window: Window) -> int:
+        """Return the number of next steps, at most num_steps, that are whole windows, or whole epochs of windows."""
+        global_batch = window.global_batch
+        if self.schedule is None:
+            if whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch):
+                return whole[0]
+            most = -(-(self.packs_left(cursor) or 0) // global_batch)
+        else:
+            most = int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]) // global_batch
+        of_window = -(-window.num_packs // global_batch)
+        most = min(num_steps, most)
+        return of_window if most == of_window else most // of_window * of_window
+
+    def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
+        if pack.source not in self._weighted:
+            return None
+        end = cursor.step + num_steps
+        wanted = pack.epoch, pack.first
+        while cursor.step < end:
+            window = self._window_at(cursor, global_batch=global_batch)
+            if window is None:
+                return super().step_of(cursor, pack, global_batch=global_batch, num_steps=end - cursor.step)
+            if _at(window.sources[pack.source]) > wanted:
+                return None
+            steps_left = -(-window.num_left // global_batch)
+            sources = dict(window.sources)
+            self._take(sources, window.step, window.num_packs, global_batch=window.global_batch)
+            if _at(sources[pack.source]) > wanted:
+                turn = self.window_packs(window).turn_of(self._numbers[pack.source], *wanted)
+                assert turn is not None
+                if turn < window.num_done:
+                    return None
+                before = self.skip(cursor, (turn - window.num_done) // global_batch, global_batch=global_batch)
+                return before if before.step < end else None
+            if cursor.window is None:
+                most = end - cursor.step + steps_left  # a window may give its last turn to its first step
+                found = super().step_of(cursor, pack, global_batch=global_batch, num_steps=most)
+                if found is None:
+                    return None
+                steps_here = self._whole_windows(cursor, found.step - cursor.step, window)
+                assert steps_here > 0
+                cursor = self.skip(cursor, steps_here, global_batch=global_batch)
+                continue
+            before = self.skip(cursor, steps_left - 1, global_batch=global_batch)
+            cursor = self.skip(before, 1, global_batch=global_batch)  # may also read packs after the window
+            if _at(cursor.sources[pack.source]) > wanted:
+                return before if before.step < end else None
+        return None
+
+
+def _at(source: SourceCursor) -> tuple[int, int]:
+    return source.epoch, source.packs

@@ -1,0 +1,228 @@
+"""Windows of steps, against a definition in plain Python that makes every pack."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import chain
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.plan.assign import LINEAR_COST, assign, pack_costs
+from lmms_stream.plan.cursor import Cursor
+from lmms_stream.plan.lengths import Lengths
+from lmms_stream.plan.mixture import Mixture, Step
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.windows import WindowedMixture, window_steps
+
+from ..strategies import chat_lengths, examples
+from .test_mixture import PLANS, Reads, reads, run, run_to_end
+
+
+def media_plan() -> PackPlan:
+    """Samples of which half have media."""
+    rng = np.random.default_rng(3)
+    lengths = chat_lengths(400, limit=512, seed=9)
+    patches = rng.integers(1, 200, 400) * (np.arange(400) % 2)
+    index = Lengths(lengths=lengths, content_hash="media", patches=patches.astype(np.uint32), patches_hash="patches")
+    order = OrderConfig(seed=4, num_canonical_nodes=2, shuffle_block_size=64)
+    return PackPlan(index, [100] * 4, order=order, packing=PackingConfig(packing_length=512))
+
+
+WITH_MEDIA = {**PLANS, "media": media_plan()}
+
+
+class Pack(NamedTuple):
+    source: str
+    epoch: int
+    number: int
+    node: int
+    tower: int
+    work: int
+
+
+def packs_of(mixture: Mixture, steps: list[Step]) -> list[Pack]:
+    """The packs of steps, in turn."""
+    found = []
+    for step in steps:
+        made = mixture.packs(step.ranges)
+        work, towers = pack_costs(made, linear_cost=LINEAR_COST), made.patches
+        for number, read in enumerate(reads(step)):
+            tower = 0 if towers is None else int(towers[number])
+            found.append(Pack(*read, int(made.canonical_nodes[number]), tower, int(work[number])))
+    return found
+
+
+def sorted_window(packs: list[Pack], *, global_batch: int, seed: int, first: int) -> list[Reads]:
+    """What the steps of a window read."""
+    num_steps = -(-len(packs) // global_batch)
+    places = np.random.default_rng([seed, 46, first]).permutation(num_steps).tolist()
+    groups: dict[tuple[int, str], list[int]] = {}
+    for turn, pack in enumerate(packs):
+        groups.setdefault((pack.node, pack.source), []).append(turn)
+    found: dict[int, Pack] = {}
+    for turns in groups.values():
+        by_tower = sorted(turns, key=lambda turn: (packs[turn].tower, turn))
+        classes = {turn: rank * isqrt(num_steps) // len(turns) for rank, turn in enumerate(by_tower)}
+        if not any(packs[turn].tower for group in groups.values() for turn in group):
+            classes = dict.fromkeys(turns, 0)
+        ordered = sorted(turns, key=lambda turn: (classes[turn], packs[turn].work, turn))
+        slots = sorted(turns, key=lambda turn: (places[turn // global_batch], turn))
+        found |= {slot: packs[turn] for slot, turn in zip(slots, ordered, strict=True)}
+    return [
+        [found[turn][:3] for turn in range(begin, min(begin + global_batch, len(packs)))]
+        for begin in range(0, len(packs), global_batch)
+    ]
+
+
+@examples(40)
+@given(
+    names=st.lists(st.sampled_from(sorted(WITH_MEDIA)), min_size=1, unique=True),
+    weights=st.none() | st.lists(st.integers(1, 5), min_size=4, max_size=4),
+    phase=st.integers(1, 12),
+    balance=st.sampled_from([2, 5, 9]),
+    global_batch=st.integers(1, 12),
+    begin=st.integers(0, 9),
+)
+def test_a_window_is_its_turns_with_packs_of_a_source_and_node_sorted_by_work(
+    names: list[str], weights: list[int] | None, phase: int, balance: int, global_batch: int, begin: int
+) -> None:
+    plans = {name: WITH_MEDIA[name] for name in names}
+    shares = None if weights is None else dict(zip(plans, weights, strict=False))
+    schedule = None if shares is None else {0: shares, phase: dict.fromkeys(plans, 1)}
+    in_turn = Mixture(plans, weights=schedule)
+    mixture = WindowedMixture(plans, weights=schedule, balance=balance)
+    cursor = in_turn.skip(in_turn.start(), begin, global_batch=global_batch)
+    for _ in range(3):
+        steps: list[Step] = []
+        after = cursor
+        while len(steps) < balance and not (steps and steps[-1].ends_epoch):
+            if steps and schedule is not None and after.step == phase:
+                break
+            steps.append(in_turn.step(after, global_batch=global_batch))
+            after = steps[-1].after
+        seed = next(iter(plans.values())).order.seed
+        packs = packs_of(in_turn, steps)
+        expected = sorted_window(packs, global_batch=global_batch, seed=seed, first=cursor.step)
+        found, end = run(mixture, cursor, len(steps), global_batch=global_batch)
+        assert found == expected
+        assert end == after
+        cursor = end
+
+
+@examples(40)
+@given(
+    weights=st.none() | st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1),
+    balance=st.sampled_from([2, 6, "window"]),
+    sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=4),
+    last=st.sampled_from(["deal", 3, "window"]),
+)
+def test_each_pack_is_read_once_when_batch_and_balance_change_at_any_step(
+    weights: dict[str, int] | None, balance: str | int, sizes: list[tuple[int, int]], last: str | int
+) -> None:
+    ends = {} if weights is None else dict.fromkeys(weights, 2)
+    found: list[Reads] = []
+    mixture = WindowedMixture(PLANS, weights=weights, max_epochs=ends, balance=balance)
+    cursor = mixture.start()
+    for global_batch, num_steps in sizes:
+        for _ in range(num_steps):
+            step = mixture.step(cursor, global_batch=global_batch)
+            found.append(reads(step))
+            cursor = Cursor.from_dict(json.loads(json.dumps(step.after.to_dict())))
+            assert cursor == step.after
+    mixture = WindowedMixture(PLANS, weights=weights, max_epochs=ends, balance=last)
+    cursor = mixture.adopt(cursor)
+    is_over = not mixture.packs_left(cursor)
+    while not is_over:
+        step = mixture.step(cursor, global_batch=7)
+        found.append(reads(step))
+        cursor, is_over = step.after, step.ends_epoch
+    counted = Counter(read for step in found for read in step)
+    names = PLANS if weights is None else weights
+    num_epochs = {name: cursor.sources[name].epoch if weights is None else 2 for name in names}
+    whole = [
+        (n, epoch, pack) for n in names for epoch in range(num_epochs[n]) for pack in range(PLANS[n].num_packs(epoch))
+    ]
+    assert counted == Counter(whole)
+
+
+def test_steps_of_windows_are_balanced() -> None:
+    rng = np.random.default_rng(1)
+    lengths = np.clip(rng.lognormal(5.5, 1.1, 60_000), 1, 4096).astype(np.uint32)
+    order = OrderConfig(seed=3, num_canonical_nodes=4, shuffle_block_size=4096)
+    plan = PackPlan(lengths, [500] * 120, order=order, packing=PackingConfig(packing_length=4096))
+    imbalance = {}
+    for balance in ("deal", 64):
+        mixture = WindowedMixture({"x": plan}, balance=balance)
+        cursor, worst, mean = mixture.start(), 0.0, 0.0
+        for _ in range(128):
+            step = mixture.step(cursor, global_batch=16)
+            packs = mixture.packs(step.ranges)
+            dealt = assign(packs, global_batch=16, nodes=[4] * 4, num_canonical_nodes=mixture.num_canonical_nodes)
+            work = pack_costs(packs)[dealt].sum(axis=1)
+            worst, mean = worst + work.max(), mean + work.mean()
+            cursor = step.after
+        imbalance[balance] = worst / mean
+    assert imbalance["deal"] > 1.08
+    assert imbalance[64] < 1.05
+
+
+def test_a_change_of_the_mixture_inside_a_window_is_refused_with_the_step_to_change_it_at() -> None:
+    mixture = WindowedMixture(PLANS, weights={"a": 1, "b": 3}, balance=6)
+    _, cursor = run(mixture, mixture.start(), 4, global_batch=5)
+    other = WindowedMixture(PLANS, weights={"a": 1, "b": 1}, balance=6)
+    with pytest.raises(CursorError, match=r"at step 4, inside a window .* continue with the former ones to step 6 "):
+        other.adopt(cursor)
+    with pytest.raises(CursorError, match="weights or max_epochs have changed"):
+        WindowedMixture({"a": PLANS["a"], "b": PLANS["b"]}, balance=6).adopt(cursor)
+    _, end = run(mixture, cursor, 2, global_batch=5)
+    assert end.window is None
+    assert other.adopt(end) == end
+    assert json.loads(json.dumps(end.to_dict()))["version"] == 2
+
+
+@pytest.mark.parametrize("num_done", [-1, 30, 31])
+def test_a_damaged_window_is_refused(num_done: int) -> None:
+    mixture = WindowedMixture(PLANS, balance=6)
+    _, cursor = run(mixture, mixture.start(), 4, global_batch=5)
+    saved = cursor.to_dict()
+    assert Cursor.from_dict(saved) == cursor
+    saved["window"]["num_done"] = num_done
+    with pytest.raises(CursorError, match="the saved cursor is damaged"):
+        Cursor.from_dict(saved)
+
+
+def test_balances_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="balance must be deal, window or the number of steps of a window, got 'sort'"
+    ):
+        WindowedMixture(PLANS, balance="sort")
+    with pytest.raises(ConfigError, match=r"balance must be .*2.*, got 1"):
+        WindowedMixture(PLANS, balance=1)
+    order = OrderConfig(shuffle=False)
+    stored = PackPlan(chat_lengths(40, limit=512, seed=1), [40], order=order, packing=PackingConfig(packing_length=512))
+    with pytest.raises(ConfigError, match="source 'x' has shuffle: false: set balance to deal, or shuffle to true"):
+        WindowedMixture({"x": stored}, balance="window")
+
+
+def test_a_window_has_64_to_256_steps_by_its_packs_of_each_canonical_node() -> None:
+    found = [window_steps("window", global_batch=size, num_canonical_nodes=8) for size in (8, 64, 100, 256, 4096)]
+    assert found == [256, 256, 164, 64, 64]
+    assert [window_steps(each, global_batch=8, num_canonical_nodes=8) for each in ("deal", 12)] == [0, 12]
+
+
+def test_a_run_to_the_end_of_an_epoch_reads_what_deal_reads() -> None:
+    in_turn, mixture = Mixture(PLANS), WindowedMixture(PLANS, balance="window")
+    expected, _ = run_to_end(in_turn, in_turn.start(), global_batch=8)
+    found, end = run_to_end(mixture, mixture.start(), global_batch=8)
+    assert Counter(chain(*found)) == Counter(chain(*expected))
+    assert [Counter(read[0] for read in step) for step in found] == [Counter(r[0] for r in step) for step in expected]
+    assert found != expected
+    assert end.window is None
