@@ -140,10 +140,10 @@ class StepLookup:
 
     def num_epochs(self, source: str, stop: int, *, ahead: bool = False) -> int:
         """Return the number of epochs of a source begun before `stop`. ahead: count an epoch beginning at `stop`."""
-        at = self.cursor(stop).sources.get(source)
+        mixture = self.stretch(stop).mixture
+        at = mixture.reach(self.cursor(stop)).get(source)
         if at is None:
             return 0
-        mixture = self.stretch(stop).mixture
         goes_on = source in mixture.plans and at.epoch < mixture.max_epochs.get(source, at.epoch + 1)
         return at.epoch + (at.packs > 0 or (ahead and goes_on))
 
@@ -156,16 +156,26 @@ class StepLookup:
         sample_ids: int64[1 or more]. left_out: samples replaced by padding in steps, and therefore not read.
         """
         plan = self.plan(source)
+        # Packs come in turn, and a window gives a pack to another of its steps.
+        early = max(
+            each.mixture.steps_of_window(each.cursor, global_batch=each.global_batch) for each in self.stretches
+        )
+        found: FirstStep | None = None
         for epoch in range(self.num_epochs(source, stop)):
             for pack, sample_id in plan.first_packs_of(epoch, sample_ids):
                 piece = SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1)
-                number = self._step_of(piece, stop)
+                number = self._step_of(piece, stop + early)
                 if number is None:
                     break
+                if found is not None and number - early >= found.step:
+                    return found
                 is_padding = left_out is not None and left_out.is_left_out(source, sample_id, step=number)
-                if not self.is_skipped(number) and not is_padding:
-                    return FirstStep(step=number, source=source, sample_id=sample_id)
-        return None
+                is_earlier = number < (stop if found is None else found.step)
+                if is_earlier and not self.is_skipped(number) and not is_padding:
+                    found = FirstStep(step=number, source=source, sample_id=sample_id)
+                    if not early:
+                        return found
+        return found
 
     def is_skipped(self, step: int) -> bool:
         """Return whether a step of the run is skipped."""
@@ -218,7 +228,8 @@ class StepLookup:
         """Return the kept cursor of a stretch with the fewest turns to a pack."""
         nearest = stretch.cursor
         for step, cursor in self._cursors.items():
-            if nearest.step < step < end and self.stretch(step) is stretch and pack.source in cursor.sources:
+            is_here = nearest.step < step < end and self.stretch(step) is stretch
+            if is_here and cursor.window is None and pack.source in cursor.sources:
                 at = cursor.sources[pack.source]
                 if (at.epoch, at.packs) <= (pack.epoch, pack.first):
                     nearest = cursor
@@ -233,7 +244,10 @@ class StepLookup:
         stretch = self.stretch(step)
         if source not in stretch.mixture.plans:
             return step
-        return max(step, last_step(stretch.mixture, self.cursor(step), source, global_batch=stretch.global_batch))
+        cursor, batch = self.cursor(step), stretch.global_batch
+        end = last_step(stretch.mixture, cursor, source, global_batch=batch)
+        late = 0 if stretch.mixture.schedule is None else stretch.mixture.steps_of_window(cursor, global_batch=batch)
+        return max(step, end + late)
 
     def _ends(self, stop: int) -> Iterator[tuple[Stretch, int]]:
         """Yield the stretches with steps before `stop`, and the end of each."""

@@ -222,9 +222,14 @@ class WindowedMixture(Mixture):
         return self._turns[1]
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
-        """Return the most steps of a window from a cursor on; 0 without windows."""
         steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
         return max(steps, -(-cursor.window.num_left // global_batch) if cursor.window is not None else 0)
+
+    def reach(self, cursor: Cursor) -> Mapping[str, SourceCursor]:
+        sources = dict(cursor.sources)
+        if (window := cursor.window) is not None:
+            self._advance(sources, cursor.step, window, window.num_left, global_batch=window.global_batch)
+        return sources
 
     def _advance(
         self,

@@ -1,4 +1,7 @@
-"""Jobs on the CPU that are killed, stopped and resumed, against one that never was."""
+"""Jobs on the CPU that are killed, stopped and resumed, against one that never was.
+
+Steps are of packs with similar work: resumes are inside and between windows (balance), also at the end of an epoch.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ OTHER_WORLD = 1e-3  # sums of gradients are of other parts
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     write_tokens(folder / "data", num_samples=480)
-    return write_run(folder / "run.yaml", folder / "data", num_train_epochs=2, save_steps=1)
+    return write_run(folder / "run.yaml", folder / "data", num_train_epochs=2, save_steps=1, balance=5)
 
 
 @pytest.fixture(scope="module")

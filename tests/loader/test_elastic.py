@@ -72,6 +72,7 @@ def read(
     world: tuple[int, int] = (1, 1),
     num_workers: int = 0,
     global_batch: int = GLOBAL_BATCH,
+    balance: str | int = "deal",
 ) -> Reading:
     """Steps of all ranks from a state on, epoch after epoch."""
     steps: Steps = defaultdict(list)
@@ -81,6 +82,7 @@ def read(
         loader = PackedLoader(
             dataset,
             global_batch=global_batch,
+            balance=balance,
             world=World(rank=rank, world_size=world_size, num_nodes=num_nodes),
             num_workers=num_workers,
             timeout_s=60,
@@ -158,6 +160,34 @@ def test_ranks_and_workers_without_packs_in_a_short_step_pad_it(folder: Path, nu
     assert shared == whole
 
 
+@pytest.mark.parametrize(("world", "num_workers"), [((1, 1), 3), ((2, 2), 1), ((4, 2), 0)])
+def test_resumed_inside_windows_in_any_world_the_global_batches_are_the_same(
+    folder: Path, world: tuple[int, int], num_workers: int
+) -> None:
+    dataset = open_dataset(folder, "plan")
+    whole = read(dataset, num_steps=17, balance=7)
+    assert whole.steps != read(dataset, num_steps=17).steps
+    state = None
+    steps: Steps = {}
+    for num_steps, (ranks, workers) in zip((5, 4, 8), [(world, num_workers), ((4, 1), 0), (world, 0)], strict=True):
+        reading = read(dataset, num_steps=num_steps, state=state, world=ranks, num_workers=workers, balance=7)
+        steps |= reading.steps
+        state = reading.state
+    assert steps == whole.steps
+    assert state == whole.state
+
+
+@pytest.mark.parametrize("balance", ["deal", 4])
+def test_another_global_batch_and_balance_go_on_with_each_pack_once(folder: Path, balance: str | int) -> None:
+    dataset = open_dataset(folder, "plan")
+    first = read(dataset, num_steps=10, world=(2, 1), balance=7)
+    left = dataset.plan.num_packs(0) - 10 * GLOBAL_BATCH
+    rest = read(dataset, num_steps=-(-left // 12), state=first.state, world=(4, 2), global_batch=12, balance=balance)
+    epoch = read(dataset, num_steps=-(-dataset.plan.num_packs(0) // GLOBAL_BATCH))
+    assert real_packs(first.steps) + real_packs(rest.steps) != real_packs(epoch.steps)
+    assert sorted(real_packs(first.steps) + real_packs(rest.steps)) == real_packs(epoch.steps)
+
+
 def real_packs(steps: Steps) -> list[Tokens]:
     return sorted(pack for packs in steps.values() for pack in packs if any(pack))
 
@@ -228,6 +258,8 @@ def test_what_lanes_cannot_do_is_said(folder: Path) -> None:
     dataset = open_dataset(folder, "lanes")
     with pytest.raises(ConfigError, match=r"1 ranks of 5 workers are 5 readers, which cannot share 12 lanes"):
         PackedLoader(dataset, global_batch=8, num_workers=5)
+    with pytest.raises(ConfigError, match="balance 'window' needs lengths in advance, and packs of lanes have none"):
+        PackedLoader(dataset, global_batch=8, balance="window")
     with pytest.raises(ConfigError, match=r"a mixture needs lengths indexes, and 'a' has no index"):
         PackedLoader({"a": dataset, "b": open_dataset(folder, "plan")}, global_batch=8)
     loader = PackedLoader(dataset, global_batch=8)

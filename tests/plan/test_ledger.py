@@ -16,6 +16,7 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
+from lmms_stream.plan.windows import WindowedMixture
 from lmms_stream.types import World
 
 from ..rounds import rounds
@@ -48,7 +49,8 @@ def runs(draw: st.DrawFn) -> tuple[list[Stretch], int]:
             lambda each: any(each.values())
         )
         weights = draw(st.none() | shares | st.fixed_dictionaries({0: shares, draw(st.integers(1, 20)): later}))
-        mixture = Mixture({name: PLANS[name] for name in names}, weights=weights)
+        balance: str | int = draw(st.sampled_from(["deal", "window"]) | st.just(4))
+        mixture = WindowedMixture({name: PLANS[name] for name in names}, weights=weights, balance=balance)
         nodes, replication = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2)), draw(st.integers(1, 2))
         ranks_per_node = [ranks * replication for ranks in nodes]
         world = World(world_size=sum(ranks_per_node), ranks_per_node=ranks_per_node, replication=replication)
@@ -58,6 +60,8 @@ def runs(draw: st.DrawFn) -> tuple[list[Stretch], int]:
         batch = world.num_groups * draw(st.integers(1, 3))
         stretches.append(Stretch(mixture=mixture, cursor=begun, global_batch=batch, world=world, skipped=skipped))
         cursor = mixture.skip(begun, draw(st.integers(0, 9)), global_batch=batch)
+        while cursor.window is not None:  # its end, where the mixture may change
+            cursor = mixture.skip(cursor, 1, global_batch=batch)
     assert cursor is not None
     return stretches, cursor.step
 

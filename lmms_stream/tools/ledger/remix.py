@@ -201,8 +201,8 @@ def _end(stretch: Stretch, name: str, *, stop: int) -> int | None:
     epoch = mixture.max_epochs[name] - 1
     last = mixture.plans[name].num_packs(epoch)
     pack = SourceRange(source=name, epoch=epoch, first=last - 1, stop=last)
-    found: Cursor | None = mixture.step_of(
-        cursor, pack, global_batch=stretch.global_batch, num_steps=stop - cursor.step
+    found: Cursor | None = Mixture.step_of(  # of its last turn, whatever a window gives to this turn
+        mixture, cursor, pack, global_batch=stretch.global_batch, num_steps=stop - cursor.step
     )
     return None if found is None else found.step
 

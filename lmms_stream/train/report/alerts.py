@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ...errors import LmmsStreamError
 from ...loader.loader import PackedLoader
 from ...plan.cursor import Cursor
+from ...plan.source_ranges import SourceRange
 from ...types import Batch
 from ..run.distributed import cpu_group
 from ..run.settings import TrainConfig
@@ -156,14 +157,19 @@ class Alerts:
             return []
         mixture, global_batch = self._loader.mixture, self._loader.global_batch
         at = mixture.skip(steps.before, steps.read[0] - steps.before.step, global_batch=global_batch)
-        found: dict[tuple[str, int], dict[str, Any]] = {}
+        read: list[SourceRange] = []
         while at.step < steps.read[1]:
             step = mixture.step(at, global_batch=global_batch)
-            for each in step.ranges:
-                named = {"source": each.source, "epoch": each.epoch, "first": each.first, "stop": each.stop}
-                found.setdefault((each.source, each.epoch), named)["stop"] = each.stop
+            read += step.ranges
             at = step.after
-        return list(found.values())
+        found: list[dict[str, Any]] = []
+        for each in sorted(read):
+            before = found[-1] if found else {}
+            if (before.get("source"), before.get("epoch"), before.get("stop")) == each[:3]:
+                before["stop"] = each.stop
+            else:
+                found.append(each._asdict())
+        return found
 
     def _of_waiting(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the alert of waiting for data over the last records, without the slowest, often the first."""
