@@ -327,15 +327,11 @@ class Mixture:
 
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
         """Return the shuffle blocks of some ranges' packs, each with the position of its first pack."""
-        found = []
-        for each in by_epoch(SourceRanges.of(self.names, ranges), is_short=self._is_short):
-            blocks = self.plans[each.source].blocks(each.epochs, each.numbers)
-            firsts = np.minimum.reduceat(each.positions, [first for first, *_ in blocks]).tolist() if blocks else []
-            found += [
-                (first, SourceBlock(source=each.source, epoch=epoch, node=node, block=block))
-                for first, (_, epoch, node, block) in zip(firsts, blocks, strict=True)
-            ]
-        return found
+        return [
+            (int(each.positions[first]), SourceBlock(source=each.source, epoch=epoch, node=node, block=block))
+            for each in by_epoch(SourceRanges.of(self.names, ranges), is_short=self._is_short)
+            for first, epoch, node, block in self.plans[each.source].blocks(each.epochs, each.numbers)
+        ]
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
         """Return the most steps of a window from a cursor on, see windows.py; 0 without windows."""
