@@ -53,7 +53,7 @@ class SourceCursor(NamedTuple):
             )
 
 
-class Window(NamedTuple):
+class WindowCursor(NamedTuple):
     """Position in a window of `balance`, see windows.py: `num_done` of num_packs packs are consumed.
 
     step: first step. sources: cursors before this step. global_batch: packs of a step, when the window began.
@@ -72,7 +72,7 @@ class Window(NamedTuple):
     def num_left(self) -> int:
         return self.num_packs - self.num_done
 
-    def after(self, num_packs: int) -> Window | None:
+    def after(self, num_packs: int) -> WindowCursor | None:
         """Return the position after more packs; None at the end."""
         return self._replace(num_done=self.num_done + num_packs) if num_packs < self.num_left else None
 
@@ -86,7 +86,7 @@ class Cursor:
 
     step: int = 0
     sources: Mapping[str, SourceCursor]
-    window: Window | None = None
+    window: WindowCursor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle tuples: each step sends a cursor, and dataclasses take several times as long."""
@@ -172,9 +172,9 @@ def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
     }
 
 
-def _read_window(data: Mapping[str, Any]) -> Window:
+def _read_window(data: Mapping[str, Any]) -> WindowCursor:
     counts = {name: _count(data[name]) for name in ("step", "global_batch", "num_packs", "linear_cost", "num_done")}
-    window = Window(sources=_read(data), mix=_text(data["mix"]), **counts)
+    window = WindowCursor(sources=_read(data), mix=_text(data["mix"]), **counts)
     if window.global_batch < 1 or window.num_left < 1:
         raise ValueError(f"a window of {window.num_packs} packs cannot be at pack {window.num_done}")
     return window
@@ -188,7 +188,7 @@ def _tuples(sources: Mapping[str, SourceCursor]) -> _Tuples:
 
 
 def _unpickled(step: int, sources: _Tuples, window: tuple[Any, ...] | None) -> Cursor:
-    found = None if window is None else Window(window[0], _from_tuples(window[1]), *window[2:])
+    found = None if window is None else WindowCursor(window[0], _from_tuples(window[1]), *window[2:])
     return Cursor(step=step, sources=_from_tuples(sources), window=found)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .cursor import Cursor, SourceCursor, Window
+from .cursor import Cursor, SourceCursor, WindowCursor
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
@@ -56,7 +56,7 @@ class Step:
     ranges: SourceRanges
     after: Cursor
     ends_epoch: bool  # without weights: end of the epoch; with weights: end of all sources
-    window: Window | None = None  # before the step, if all packs of the step are in a window
+    window: WindowCursor | None = None  # before the step, if all packs of the step are in a window
 
     @property
     def num_packs(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..types import PackSegments, World
 from .assign import assign_steps, deal_lists, nodes_of_packs
-from .cursor import Cursor, Window
+from .cursor import Cursor, WindowCursor
 from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
 from .mixture import Mixture, Step
@@ -24,7 +24,7 @@ from .next_use import served_nodes
 from .order import shards_of
 from .packing import PackRange
 from .source_ranges import SourceBlock, SourceRanges
-from .windows import WindowedMixture, WindowPacks
+from .windows import SortedPacks, WindowedMixture
 
 STRETCH_PACKS = 1024  # packs of successive global batches to plan together at first
 MAX_STRETCH_SEGMENTS = 1 << 18  # maximum segments to plan together later on: 6 MiB, and 6 MiB more for a moment
@@ -225,7 +225,7 @@ class StepPlanner:
         )
         return self._packs_of(windows[0]).take(turns if chosen is None else turns[chosen])
 
-    def _packs_of(self, window: Window) -> WindowPacks:
+    def _packs_of(self, window: WindowCursor) -> SortedPacks:
         assert isinstance(self.mixture, WindowedMixture)
         return self.mixture.window_packs(window, None if self._served.all() else self._served)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..checks import whole_number
 from ..errors import ConfigError, CursorError
 from .assign import LINEAR_COST, pack_costs
-from .cursor import Cursor, SourceCursor, Window
+from .cursor import Cursor, SourceCursor, WindowCursor
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan, short_digest
 from .packing import PackRange, runs
@@ -57,7 +57,7 @@ def checked_balance(balance: str | int) -> str | int:
     return whole_number("balance", balance, least=2)
 
 
-class WindowPacks:
+class SortedPacks:
     """The packs of a window, made for some canonical nodes, and the pack of each turn.
 
     turns: all packs of the window in turn, as ranges of length 1. nodes: canonical node of each, int64[num_packs].
@@ -66,7 +66,7 @@ class WindowPacks:
 
     def __init__(
         self,
-        window: Window,
+        window: WindowCursor,
         turns: SourceRanges,
         *,
         seed: int,
@@ -86,7 +86,7 @@ class WindowPacks:
         self._rows[made[by_place]] = self._rows[made[by_work]]
 
     @staticmethod
-    def _by_work(packs: PackRange, group: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+    def _by_work(packs: PackRange, group: NDArray[np.int64], window: WindowCursor) -> NDArray[np.int64]:
         """Return the numbers of the packs, sorted by group and work; packs of equal work stay in turn."""
         work = pack_costs(packs, linear_cost=window.linear_cost)
         if packs.patches is None or not packs.patches.any():
@@ -136,8 +136,8 @@ class WindowedMixture(Mixture):
                     f"balance {balance!r} changes the order of packs, and source {name!r} has shuffle: false: set "
                     f"balance to {DEAL}, or shuffle to true"
                 )
-        self._turns: tuple[Window, SourceRanges] | None = None  # of the last window
-        self._of_window: tuple[Window, bytes, WindowPacks] | None = None
+        self._turns: tuple[WindowCursor, SourceRanges] | None = None  # of the last window
+        self._of_window: tuple[WindowCursor, bytes, SortedPacks] | None = None
 
     def adopt(self, cursor: Cursor) -> Cursor:
         """Return Mixture.adopt; CursorError inside a window of other sources, weights or max_epochs."""
@@ -181,7 +181,7 @@ class WindowedMixture(Mixture):
             window=window if window is not None and num_packs <= window.num_left else None,
         )
 
-    def _window_at(self, cursor: Cursor, *, global_batch: int) -> Window | None:
+    def _window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
         """Return the cursor's window, or else the window that begins here, if any."""
         if cursor.window is not None or self.balance == DEAL:
             return cursor.window
@@ -191,10 +191,10 @@ class WindowedMixture(Mixture):
         sources = {name: cursor.sources[name] for name in self.names}
         if not num_packs:
             return None
-        return Window(cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix)
+        return WindowCursor(cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix)
 
-    def window_packs(self, window: Window, nodes: NDArray[np.bool_] | None = None) -> WindowPacks:
-        """Return the packs of a window; the last window is kept. nodes: bool[num_canonical_nodes], see WindowPacks."""
+    def window_packs(self, window: WindowCursor, nodes: NDArray[np.bool_] | None = None) -> SortedPacks:
+        """Return the packs of a window; the last window is kept. nodes: bool[num_canonical_nodes], see SortedPacks."""
         key = window._replace(num_done=0), b"" if nodes is None else nodes.tobytes()
         if self._of_window is None or self._of_window[:2] != key:
             turns = self._turns_of(key[0])
@@ -202,17 +202,19 @@ class WindowedMixture(Mixture):
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
             seed = next(iter(self.plans.values())).order.seed
-            self._of_window = *key, WindowPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
+            self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 
-    def _turns_of(self, window: Window) -> SourceRanges:
+    def _turns_of(self, window: WindowCursor) -> SourceRanges:
         """Return the packs of a window in turn, step by step, as ranges of length 1."""
         if self._turns is None or self._turns[0] != window:
             sources = dict(window.sources)
             steps: list[NDArray[np.int64]] = []
-            for number, begin in enumerate(range(0, window.num_packs, window.global_batch)):
-                size = min(window.global_batch, window.num_packs - begin)
-                self._take(sources, window.step + number, size, global_batch=window.global_batch, ranges=steps)
+            batch = window.global_batch
+            at_once = batch if len(self._weighted) > 1 else window.num_packs  # a step has its sources one by one
+            for begin in range(0, window.num_packs, at_once):
+                size = min(at_once, window.num_packs - begin)
+                self._take(sources, window.step + begin // batch, size, global_batch=batch, ranges=steps)
             rows = np.concatenate(steps)
             counts = rows[:, 3] - rows[:, 2]
             numbers = runs(rows[:, 2], counts)
@@ -235,7 +237,7 @@ class WindowedMixture(Mixture):
         self,
         sources: dict[str, SourceCursor],
         step: int,
-        window: Window | None,
+        window: WindowCursor | None,
         count: int,
         *,
         global_batch: int,
@@ -273,7 +275,7 @@ class WindowedMixture(Mixture):
             num_steps -= steps_here
         return cursor
 
-    def _whole_windows(self, cursor: Cursor, num_steps: int, window: Window) -> int:
+    def _whole_windows(self, cursor: Cursor, num_steps: int, window: WindowCursor) -> int:
         """Return the number of next steps, at most num_steps, that are whole windows, or whole epochs of windows."""
         global_batch = window.global_batch
         if self.schedule is None:
