@@ -17,11 +17,10 @@ from ..signals import StopSignal
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
-from .run.counts import TrainedOn
+from .run.counts import TrainedOn, Votes, agree, read
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
-from .run.votes import Votes, agree, read
 from .trainer_state import state_of
 
 

@@ -19,9 +19,9 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.step_costs import collectives
+from lmms_stream.train.run.counts import Votes, agree
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.run.votes import Votes, agree
 
 from tests.rounds import LONG
 from tests.train import vision

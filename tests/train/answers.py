@@ -15,9 +15,9 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.run.counts import Votes, agree
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.run.votes import Votes, agree
 from lmms_stream.train.tasks.task import Task
 from lmms_stream.types import Processed, Sample
 from streaming import MDSWriter

@@ -34,8 +34,8 @@ from lmms_stream.train.report.metrics import (
     source_losses,
 )
 from lmms_stream.train.report.run_log import RunProgress, check_reporters
+from lmms_stream.train.run.counts import Votes, agreed
 from lmms_stream.train.run.settings import TrainConfig
-from lmms_stream.train.run.votes import Votes, agreed
 from lmms_stream.types import Batch
 from rich.console import Console
 from transformers import LlamaConfig

@@ -27,8 +27,8 @@ from lmms_stream.plugins.tasks.flow_matching import FlowMatching
 from lmms_stream.plugins.tasks.images import collate_images
 from lmms_stream.plugins.tasks.kto import KTO
 from lmms_stream.plugins.tasks.masked_diffusion import MaskedDiffusion, MaskedModel, collate_whole
+from lmms_stream.train.run.counts import read
 from lmms_stream.train.run.optimizers import clip_gradients, step_if_finite
-from lmms_stream.train.run.votes import read
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
 from lmms_stream.train.tasks.reference import measured_log_probs
 from lmms_stream.train.tasks.steps import TaskSteps

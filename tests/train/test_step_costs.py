@@ -13,7 +13,7 @@ from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.model.sharding import fits
 from lmms_stream.train.report.step_costs import reads
-from lmms_stream.train.run.votes import read
+from lmms_stream.train.run.counts import read
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
@@ -43,7 +43,7 @@ def test_a_step_reads_the_device_once(settings: dict[str, Any], tmp_path: Path) 
                 loop.log()
             assert not stopped
             found.append(dict(counts))
-    assert found == [{"votes.py:read": 1}] * 2
+    assert found == [{"counts.py:read": 1}] * 2
 
 
 def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:

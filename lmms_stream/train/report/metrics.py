@@ -299,7 +299,7 @@ MIB = 1 << 20
 class Meter:
     """Makes the record of the steps since the last record; all ranks make the same calls.
 
-    Counting a step does not wait for the device: losses and gradient norm arrive on the CPU, see read in run/votes.py.
+    Counting a step does not wait for the device: losses and gradient norm arrive on the CPU, see read in run/counts.py.
     The time of a record excludes work in `aside` (checkpoints, evaluation). objectives: the logged objectives. peak:
     TFLOP/s of a device (default: by device name). compilations: of a compiled model.
     """

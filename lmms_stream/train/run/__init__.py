@@ -7,8 +7,8 @@ precision       number formats
 phases          current activity of a rank
 flow            actions due after a step, an epoch, a time
 callbacks       callbacks of transformers
-counts          progress of a run; whether steps train on anything
-votes           values of a step agreed by ranks; values read from the device by the host
+counts          progress of a run; whether steps train on anything; values of a step agreed by ranks, and values read
+                from the device by the host
 optimizers      optimizers by name, groups of parameters, Muon, adopted optimizers, the average of weights, clipping
 schedules       the learning rate
 """
