@@ -6,21 +6,16 @@ folder do not load transformers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -29,6 +24,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..extras import need
 from ..version import VERSION
+from .base import code_and_packages, keep, read_kept
 from .families.family import Family, Layout
 from .families.files import ProcessorFiles
 from .families.installed import Answer, AsInstalled, Installed
@@ -109,51 +105,20 @@ def _changed(family: Family, plain: Family) -> dict[str, Mapping[str, Any]]:
 
 
 def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Differences:
-    """Return the cached result, or compare now: in this process if it has imported torch, else in another process."""
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
-        return Differences(differences=json.loads(_kept_at(family, files).read_text(encoding="utf-8")), failures={})
-    alone = "torch" not in sys.modules
-    found = _by_another_process(files.name) if alone else compared(family, tokenizer, files.name)
-    if not found.failures:
-        with suppress(OSError, RuntimeError):
-            _keep(_kept_at(family, files), found.differences)
-    return found
-
-
-def _kept_at(family: Family, files: ProcessorFiles) -> Path:
+    """Return the kept result, or compare now: in this process if it has imported torch, else in another process."""
     described = {
-        "lmms_stream": [VERSION, _digest_of_code(type(family))],
-        "packages": {name: _version(name) for name in _PACKAGES},
+        **code_and_packages(Path(__file__).parent, [type(family)], _PACKAGES),
         "family": dict(family.description),
         "folder": [files.processor_class, *map(dict, (files.image, files.video, files.sound, files.processor))],
     }
-    key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return base / "lmms_stream" / "processors" / f"{key}.json"
-
-
-@cache
-def _digest_of_code(family: type) -> str:
-    """Digest of the code that reads media: the files of this folder, and of a family's class and base classes."""
-    modules = [sys.modules.get(each.__module__) for each in family.__mro__]
-    own = {Path(file) for each in modules if (file := getattr(each, "__file__", None))}
-    files = sorted({*Path(__file__).parent.rglob("*.py"), *(file for file in own if file.suffix == ".py")})
-    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _keep(file: Path, differences: Mapping[str, str]) -> None:
-    """Write the file atomically: other processes see all or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
-        json.dump(dict(differences), written)
-    Path(written.name).replace(file)
+    kept = read_kept("processors", described)
+    if isinstance(kept, dict):
+        return Differences(differences=kept, failures={})
+    alone = "torch" not in sys.modules
+    found = _by_another_process(files.name) if alone else compared(family, tokenizer, files.name)
+    if not found.failures:
+        keep("processors", described, dict(found.differences))
+    return found
 
 
 def _by_another_process(path: str) -> Differences:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -13,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..types import Columns, PackSegments, Processed, Sample, TokenRows
+from ..version import VERSION
 from .media.types import Memory as Memory
 
 P = ParamSpec("P")
@@ -287,3 +294,57 @@ def labels_of(input_ids: NDArray[np.int64], spans: Iterable[Sequence[int]]) -> N
     for start, stop in spans:
         labels[start:stop] = input_ids[start:stop]
     return labels
+
+
+# Results of long tests, kept in this user's cache folder: JSON files, found by a description of all that matters.
+
+
+def read_kept(kind: str, described: Mapping[str, Any]) -> Any:
+    """Return the kept result with this description, as JSON values; None without a readable file of the description.
+
+    kind: name of the folder. described: JSON values; the result must depend on nothing else.
+    """
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a user without a home
+        found = json.loads(_kept_at(kind, described).read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("described") == json.loads(json.dumps(described)):
+            return found.get("result")
+    return None
+
+
+def keep(kind: str, described: Mapping[str, Any], result: Any) -> None:
+    """Write a result, if the cache folder is writable. The write is atomic: other processes see all or nothing."""
+    with suppress(OSError, RuntimeError):
+        file = _kept_at(kind, described)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
+            json.dump({"described": described, "result": result}, written)
+        Path(written.name).replace(file)
+
+
+def code_and_packages(folder: Path, classes: Iterable[type], packages: Iterable[str]) -> dict[str, Any]:
+    """Return a description of code: of a folder, of classes with their base classes, and of packages by version."""
+    modules = {sys.modules.get(each.__module__) for kind in classes for each in kind.__mro__}
+    own = frozenset(Path(file) for each in modules if (file := getattr(each, "__file__", None)))
+    return {
+        "lmms_stream": [VERSION, _digest_of_code(folder, own)],
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+@cache
+def _digest_of_code(folder: Path, others: frozenset[Path]) -> str:
+    files = sorted({*folder.rglob("*.py"), *(file for file in others if file.suffix == ".py")})
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=16).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _kept_at(kind: str, described: Mapping[str, Any]) -> Path:
+    key = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return base / "lmms_stream" / kind / f"{key}.json"

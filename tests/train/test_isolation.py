@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,8 @@ from lmms_stream.train.model import isolation
 from lmms_stream.train.model.choice import prove_compiled, prove_packing
 from lmms_stream.train.model.isolation import segments_of
 from lmms_stream.train.model.model import PackedModel
+from lmms_stream.train.model.verdict import prove_packing_once
+from lmms_stream.train.report.train_log import read_log
 from lmms_stream.types import Batch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -138,6 +141,103 @@ def test_an_attention_that_cannot_be_set_is_passed_over(
     monkeypatch.setattr(model.model, "attention_choices", ["sdpa_varlen"])
     with pytest.raises(ConfigError, match=r"attention sdpa_varlen cannot be set \(no kernel image is available\):"):
         prove_packing(model, device=CPU)
+
+
+@pytest.fixture
+def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The attentions of the packs that were run for a proof, with an empty cache folder."""
+    found: list[str] = []
+    logits = PackedModel.logits
+
+    def counted(self: PackedModel, batch: Batch) -> torch.Tensor:
+        found.append(self.model.config._attn_implementation)
+        return logits(self, batch)
+
+    monkeypatch.setattr(PackedModel, "logits", counted)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return found
+
+
+def test_a_restart_does_not_pay_for_the_proof(
+    proofs: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tokens(tmp_path / "data", num_samples=50)
+    losses = []
+    for start in ("first", "second"):
+        (tmp_path / start).mkdir()
+        run = write_run(tmp_path / start / "run.yaml", tmp_path / "data", max_steps=2, global_batch=2)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "lmms_stream"):
+            trainer_of(run).train()
+        (line,) = (each for each in caplog.messages if each.startswith("attention: "))
+        losses.append([record["loss"] for record in read_log(tmp_path / start / "default") if "loss" in record])
+        assert bool(proofs) == (start == "first")
+        proofs.clear()
+    assert line == "attention: sdpa_varlen, by an earlier start's proof of the same model, versions and device"
+    assert losses[0] == losses[1]
+
+
+def test_a_kept_verdict_is_of_the_same_model_device_numbers_and_versions_only(
+    proofs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_proven(model: PackedModel, **options: Any) -> bool:
+        proofs.clear()
+        prove_packing_once(model, device=CPU, **options)
+        return bool(proofs)
+
+    assert is_proven(build("llama"))
+    assert not is_proven(build("llama"))
+    assert is_proven(build("llama", attention="sdpa"))
+    assert is_proven(build("llama"), bf16=True)
+    assert is_proven(build("llama", dtype="bfloat16"))
+    assert is_proven(build("llama", num_hidden_layers=3))
+    assert is_proven(build("qwen2"))
+    monkeypatch.setattr("lmms_stream.processors.base.version", lambda package: "7.0.0")
+    assert is_proven(build("llama"))
+    assert not is_proven(build("llama"))
+
+
+def test_code_of_other_packages_is_proven_at_each_start(proofs: list[str], tmp_path: Path) -> None:
+    def hooked() -> PackedModel:
+        model = build("llama")
+        model.model.model.norm.register_forward_hook(lambda *_: None)
+        return model
+
+    for make in (lambda: RoundedInPacks(build("llama").model), hooked):
+        for _ in range(2):
+            proofs.clear()
+            prove_packing_once(make(), device=CPU)
+            assert proofs
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"described": {}, "result": {}}', b"\x80\x04N.", '{"result": {"attention": "eager"}}']
+)
+def test_a_damaged_or_foreign_file_of_a_verdict_is_written_again(
+    content: str | bytes, proofs: list[str], tmp_path: Path
+) -> None:
+    prove_packing_once(build("llama"), device=CPU)
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    good = file.read_text()
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    proofs.clear()
+    prove_packing_once(build("llama"), device=CPU)
+    assert proofs
+    assert file.read_text() == good
+
+
+def test_a_verdict_that_cannot_be_set_is_not_taken(proofs: list[str], tmp_path: Path) -> None:
+    prove_packing_once(build("llama"), device=CPU)
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    good = file.read_text()
+    for name, other in (("attention", "no_such_attention"), ("logits_way", "no_such_way")):
+        kept = json.loads(good)
+        file.write_text(json.dumps({**kept, "result": {**kept["result"], name: other}}))
+        proofs.clear()
+        prove_packing_once(build("llama"), device=CPU)
+        assert proofs
+        assert file.read_text() == good
 
 
 def leak_between_tokens(model: PackedModel) -> None:

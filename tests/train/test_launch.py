@@ -42,6 +42,7 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
 ) -> None:
     for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # without the verdict of an earlier start
     done = run_cli("train", str(config), f"train.output_dir={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1, 2]

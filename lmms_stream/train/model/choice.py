@@ -172,7 +172,7 @@ def _choose(
     for choice in choices or [inner.config._attn_implementation]:
         if passed and choice == "eager":
             break  # eager attention holds all scores of a pack
-        if (fault := agreed(_set_fault(model, choice))) is None:
+        if (fault := agreed(set_fault(model, choice))) is None:
             attention = inner.config._attn_implementation  # transformers may set another
             backward = with_backward or attention not in _OWN_BACKWARD
             if attention in faults or attention in passed:
@@ -193,7 +193,7 @@ def _choose(
 def _run_by_sample(model: PackedModel, choices: Sequence[str], tolerances: Tolerances, device: torch.device) -> None:
     """Run layers that carry state on each sample alone, if a search under any attention finds layers."""
     for choice in choices or [model.model.config._attn_implementation]:
-        fault = _set_fault(model, choice)
+        fault = set_fault(model, choice)
         if fault is None:
             try:
                 run_by_sample(model, tolerances, device)
@@ -219,7 +219,7 @@ def _remedy(model: PackedModel, choices: Sequence[str]) -> str:
 def _take_fastest(model: PackedModel, passed: Mapping[str, float]) -> dict[str, str]:
     """Set the fastest implementation; return reasons against the rest by name. passed: name -> seconds of a step."""
     best = min(passed, key=lambda name: passed[name])
-    if fault := agreed(_set_fault(model, best)):
+    if fault := agreed(set_fault(model, best)):
         raise ConfigError(f"attention {best} {fault}, after it passed the proof: set model.attention to another")
     return {
         name: f"takes {seconds / passed[best]:.2f} times as long" for name, seconds in passed.items() if name != best
@@ -238,7 +238,7 @@ def _is_known(attention: str, attentions: Sequence[str]) -> bool:
     return attention in attentions or (attention in BY_BOUNDS and "flash_attention_2" in attentions)
 
 
-def _set_fault(model: PackedModel, attention: str) -> str | None:
+def set_fault(model: PackedModel, attention: str) -> str | None:
     """Set an implementation of attention; return the reason if this fails."""
     if missing := missing_in(attention, model.model.config, (name for name, _ in model.named_parameters())):
         return missing

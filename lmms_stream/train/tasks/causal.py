@@ -9,8 +9,9 @@ import torch
 from ...errors import ConfigError
 from ...loader.collate import collate
 from ...types import Batch
-from ..model.choice import prove_compiled, prove_packing
+from ..model.choice import prove_compiled
 from ..model.model import PackedModel
+from ..model.verdict import prove_packing_once
 from .task import LossSum, Objective
 
 TOKENS, Z, ROUTER = "tokens", "z", "router"
@@ -56,7 +57,7 @@ class CausalLanguageModelling:
         return losses
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
-        prove = prove_compiled if is_compiled else prove_packing
+        prove = prove_compiled if is_compiled else prove_packing_once
         prove(model, device=device, bf16=bf16)
 
 

@@ -14,8 +14,9 @@ import torch
 from ...errors import ConfigError, did_you_mean
 from ...loader.collate import collate
 from ...types import Batch, Processed, Role
-from ..model.choice import prove_compiled, prove_packing
+from ..model.choice import prove_compiled
 from ..model.model import PackedModel
+from ..model.verdict import prove_packing_once
 from .causal import ROUTER
 from .reference import OfPacks, Reference, ReferenceKind, log_probs_of
 from .task import LossSum, Objective, on_device
@@ -96,7 +97,7 @@ class PreferenceTask:
 
     def check(self, model: PackedModel, *, device: torch.device, bf16: bool, is_compiled: bool) -> None:
         """See Task."""
-        prove = prove_compiled if is_compiled else prove_packing
+        prove = prove_compiled if is_compiled else prove_packing_once
         prove(model, device=device, bf16=bf16)
 
 
