@@ -23,6 +23,7 @@ from lmms_stream.tools.plan.report import (
     KindsReport,
     StepsReport,
     TrainedReport,
+    compare_balances,
     plot_plans,
     report_epoch,
     report_steps,
@@ -75,6 +76,11 @@ def test_a_look_at_the_steps_counts_shards_balance_and_spill() -> None:
         shards.append(len(np.unique(ids // 400)))
     assert (report.shards_per_step_median, report.shards_per_step_max) == (float(np.median(shards)), max(shards))
     assert 1 <= report.imbalance < report.imbalance_in_order
+    assert report.imbalance_with_windows is None
+    compared = compare_balances(report, Mixture({"x": plan}), global_batch=4, world=world)
+    in_turn = report_steps(Mixture({"x": plan}), global_batch=4, world=world)
+    assert compared.imbalance_with_windows is not None
+    assert 1 <= compared.imbalance_with_windows < in_turn.imbalance
     assert report.num_spilled_packs < 16  # only where one canonical node goes on alone
 
 

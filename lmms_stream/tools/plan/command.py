@@ -104,7 +104,7 @@ def add_commands(commands: Commands) -> None:
     )
     add("--epochs", type=at_least(1), metavar="N", help="report N epochs; default: 1")
     add("--seed", type=at_least(0), metavar="SEED", help="shuffle by this seed; default: 0")
-    add("--compare", action="store_true", help="compare all packing strategies")
+    add("--compare", action="store_true", help="compare all packing strategies, and ranks with balance: window")
     add("--plot", type=local_file, metavar="FILE", help="draw lengths and fill as .png, .svg or .pdf")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     _add_change(parser)
@@ -169,6 +169,7 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     from .console import print_plan
     from .report import (
         COMPARED_STRATEGIES,
+        compare_balances,
         plot_plans,
         report_epoch,
         report_kinds,
@@ -183,11 +184,13 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     if run is None:
         datasets, global_batch = _open_datasets(options), options.global_batch or DEFAULT_GLOBAL_BATCH
         mixture = _mixture(options, datasets)
-        steps = report_steps(mixture, global_batch=global_batch, world=_world(options))
+        world = _world(options)
+        steps = report_steps(mixture, global_batch=global_batch, world=world)
     else:
-        datasets, mixture = run.datasets, run.mixture
-        steps = report_steps(mixture, global_batch=run.train.global_batch, world=run.world)
-        steps = report_run(steps, mixture, run.train)
+        datasets, mixture, world, global_batch = run.datasets, run.mixture, run.world, run.train.global_batch
+        steps = report_run(report_steps(mixture, global_batch=global_batch, world=world), mixture, run.train)
+    if options.compare:
+        steps = compare_balances(steps, mixture, global_batch=global_batch, world=world)
     plans = mixture.plans
     num_epochs = options.epochs or 1
     positions = None if options.run is None else model_positions(options.run, options.overrides)

@@ -23,6 +23,7 @@ from ...plan.mixture import Mixture
 from ...plan.order import shards_of
 from ...plan.pack_plan import PackPlan
 from ...plan.packing import PackRange
+from ...plan.windows import WINDOW, WindowedMixture
 from ...processors.base import IGNORED_LABEL, Compared, Processor
 from ...types import Sample, World
 from ..ledger.amounts import steps_to_end
@@ -64,8 +65,8 @@ class StepsReport:
     num_steps: of an epoch; with weights, until all sources end. num_run_steps: trained steps of a run, None if unknown;
     run_end: the setting with its end, None without a run. shards_per_step: how many shards a step reads from.
     imbalance: work of the busiest rank over the mean (sum over segments of len**2), mean over steps, as assigned and
-    with packs dealt in order. tower_imbalance: the same of the patches that ranks give to the tower of their media,
-    over the steps that have any (None: there are no media). num_spilled_packs: packs read on another node than the one
+    with packs dealt in order; imbalance_with_windows: with balance: window, None unless compared. tower_imbalance: the
+    same for patches of media, over steps with media, None without media. num_spilled_packs: packs read on another node than the one
     that serves their canonical node.
     """
 
@@ -77,6 +78,7 @@ class StepsReport:
     shards_per_step_max: int
     imbalance: float
     imbalance_in_order: float
+    imbalance_with_windows: float | None
     tower_imbalance: float | None
     tower_imbalance_in_order: float | None
     num_spilled_packs: int
@@ -191,10 +193,21 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
         shards_per_step_max=max(shards, default=0),
         imbalance=float(np.mean(assigned)) if assigned else 1.0,
         imbalance_in_order=float(np.mean(in_order)) if in_order else 1.0,
+        imbalance_with_windows=None,
         tower_imbalance=float(np.mean(towers)) if towers else None,
         tower_imbalance_in_order=float(np.mean(towers_in_order)) if towers else None,
         num_spilled_packs=spilled,
     )
+
+
+def compare_balances(steps: StepsReport, mixture: Mixture, *, global_batch: int, world: World) -> StepsReport:
+    """Add the imbalance with balance: window, unless an order is fixed by shuffle: false."""
+    if not all(plan.order.shuffle for plan in mixture.plans.values()):
+        return steps
+    schedule = None if mixture.schedule is None else dict(mixture.schedule)
+    windowed = WindowedMixture(mixture.plans, weights=schedule, max_epochs=mixture.max_epochs, balance=WINDOW)
+    found = report_steps(windowed, global_batch=global_batch, world=world)
+    return dataclasses.replace(steps, imbalance_with_windows=found.imbalance)
 
 
 def report_run(steps: StepsReport, mixture: Mixture, train: TrainConfig) -> StepsReport:
