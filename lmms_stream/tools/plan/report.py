@@ -66,8 +66,8 @@ class StepsReport:
     run_end: the setting with its end, None without a run. shards_per_step: how many shards a step reads from.
     imbalance: work of the busiest rank over the mean (sum over segments of len**2), mean over steps, as assigned and
     with packs dealt in order; imbalance_with_windows: with balance: window, None unless compared. tower_imbalance: the
-    same for patches of media, over steps with media, None without media. num_spilled_packs: packs read on another node than the one
-    that serves their canonical node.
+    same for patches of media, over steps with media, None without media. num_spilled_packs: packs read on
+    another node than the one that serves their canonical node.
     """
 
     num_run_steps: int | None = None
