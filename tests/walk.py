@@ -71,6 +71,7 @@ class Walk:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        os.environ["XDG_CACHE_HOME"] = str(root / "cache")  # without verdicts of earlier starts
         subprocess.run([sys.executable, "examples/prepare.py", str(root)], cwd=ROOT, check=True, stdout=sys.stderr)
         rows = (root / "functions.jsonl").read_text().splitlines(keepends=True)[:NUM_CHATS]
         (root / "rows.jsonl").write_text("".join(rows))
