@@ -88,8 +88,8 @@ def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
 NotShownOf = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
-# Optional method `first_changed` of a processor of chats: for each of several samples, the first message that changes
-# the template's text of the messages before it, None without one, or the DataError raised while reading.
+# Optional method `first_changed` of a processor of chats: for each of several samples, the first answer whose text, or
+# whose context, is changed by later messages (see Conversations), None without a change, or the DataError of reading.
 FirstChanged = Callable[[Sequence[Sample]], list[int | DataError | None]]
 
 

@@ -124,24 +124,28 @@ class Conversations:
         return bits | bits_of_ends(sum(index not in chat.left_out for index in answers))
 
     def first_changed(self, chat: Chat) -> int | None:
-        """Return the first message that changes the template's text of the messages before it; None without one.
+        """Return the first answer whose context, or whose own text, is other text in the whole conversation than at the
+        answer's turn; None without a change.
 
-        Conversations of one shape are rendered once; see not_shown.py. Beginnings that the template refuses are passed
-        over.
+        The context at its turn ends with the generation prompt. Conversations of one shape are rendered once; see
+        not_shown.py. Beginnings that the template refuses are passed over.
         """
         shape = shape_of(chat.messages, chat.tools, "".join(self.tokenizer.chat_templates.values()))
         if shape not in self._changed:
             if len(self._changed) >= MOST_SHAPES:
                 self._changed.clear()
-            texts = [or_error(self._render, chat, stop) for stop in range(1, len(chat.messages) + 1)]
-            told = [None if isinstance(each, DataError) else each[0] for each in texts]
-            changes = (
-                stop
-                for stop in range(1, len(told))
-                if (before := told[stop - 1]) is not None and not (told[stop] or before).startswith(before)
-            )
-            self._changed[shape] = next(changes, None)
+            self._changed[shape] = self._changed_answer(chat)
         return self._changed[shape]
+
+    def _changed_answer(self, chat: Chat) -> int | None:
+        whole = or_error(self._render, chat)
+        if isinstance(whole, DataError):  # processing raises this error
+            return None
+        for index in chat.spoken:
+            before, upto = or_error(self._render, chat, index, prompt=True), or_error(self._render, chat, index + 1)
+            if any(not isinstance(each, DataError) and not whole[0].startswith(each[0]) for each in (before, upto)):
+                return index
+        return None
 
     def rendered(self, chat: Chat) -> Rendered:
         """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""

@@ -15,6 +15,7 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, Processor, labels_of
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.processors.preference import PreferenceProcessor
 from lmms_stream.processors.text import TextProcessor
 from lmms_stream.processors.tokenizers import FastTokenizer, load_tokenizer
@@ -25,6 +26,7 @@ from streaming import MDSWriter
 
 from ..arrows import ROOT
 from ..conftest import write_samples
+from ..processors.tiny_vlm import MARKED, picture, save_processor, stored
 
 Messages = list[dict[str, Any]]
 # Writes no system message, tools, calls, results, reasoning or message of a critic. Keys of a row plant other faults.
@@ -308,6 +310,45 @@ def test_media_without_tokens_are_found(tmp_path: Path, tokenizer: Path) -> None
     report = audit_of(url, ChatProcessor(load_tokenizer(str(tokenizer))))
     assert found_in(report) == {"refused": 7}
     assert "a message holds image, which the chat processor does not read" in report.findings[0].examples[0].excerpt
+
+
+def test_media_and_their_tokens_are_compared_in_chats_of_a_media_processor(tmp_path: Path) -> None:
+    save_processor(tmp_path / "processor")
+    save_processor(tmp_path / "blind", template=MARKED.replace("<|vision_start|><|image_pad|><|vision_end|>", ""))
+    image = ("image", picture(60, 40))
+    samples = [stored(("user", [image, f"Picture {n}?"]), ("assistant", f"It is {n}.")) for n in range(12)]
+    samples += [stored(("user", f"Without number {n}?"), ("assistant", f"Yes, {n}.")) for n in range(4)]
+    with MDSWriter(columns={"messages": "str", "media": "bytes"}, out=str(tmp_path / "clean")) as writer:
+        for sample in samples:
+            writer.write(sample)
+    seeing = MultimodalProcessor.from_pretrained(str(tmp_path / "processor"))
+    assert found_in(audit_of(str(tmp_path / "clean"), seeing)) == {}
+    report = audit_of(str(tmp_path / "clean"), MultimodalProcessor.from_pretrained(str(tmp_path / "blind")))
+    assert found_in(report) == {"media-without-tokens": 12}
+    with MDSWriter(columns={"messages": "str", "media": "bytes"}, out=str(tmp_path / "planted")) as writer:
+        for sample in (*samples, stored(("user", "What is <|image_pad|>?"), ("assistant", "A token."))):
+            writer.write(sample)
+    found = found_in(audit_of(str(tmp_path / "planted"), seeing))
+    assert found == {"special-tokens": 1, "tokens-without-media": 1}
+
+
+def test_prompts_that_an_answer_quotes_are_no_trained_prompts(tmp_path: Path, tokenizer: Path) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|end|>{% endif %}\n{% endfor %}"
+    )
+    arguments = {"amount": 500, "from_currency": "USD", "to_currency": "EUR"}
+    call = {"type": "function", "function": {"name": "convert", "arguments": arguments}}
+    rows = [
+        [question(1), {"role": "assistant", "content": f"You ask: {question(1)['content']} It ends."}],
+        [
+            {"role": "user", "content": f"Call it with {json.dumps(arguments)}"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ],
+    ]
+    url = write_rows(tmp_path, rows)
+    assert found_in(audit_of(url, ChatProcessor(with_template(tokenizer, template)))) == {}
 
 
 # Lengths, texts, tokens and answers to compare

@@ -84,7 +84,7 @@ CHECKS = {
             Check(f"dropped-{kind.replace('_', '-')}", what, wrong=wrong)
             for kind, (what, wrong) in _DROPPED.items()
         ),
-        Check("changed-prefixes", "a later message changes the template's text of earlier messages", wrong=None),
+        Check("changed-prefixes", "an answer or its context changes if messages follow", wrong=None),
         Check("special-tokens", "a text holds a special token of the tokenizer"),
         Check("double-bos", "the token of the beginning stands twice", wrong=0.0),
         Check("media-without-tokens", "media have no tokens in the text", wrong=0.0),

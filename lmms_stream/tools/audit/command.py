@@ -204,7 +204,9 @@ def print_report(report: AuditReport) -> None:
         console.print("trained share of a sample's tokens: samples")
         print_bars(_plot(report))
     for each in report.findings:
-        if each.count:
+        if each.count and each.verdict == "ok" and not each.is_expected:
+            console.print(Text(f"ok  {each.check}: {_counted(each)}; {each.what}", style="green"), soft_wrap=True)
+        elif each.count:
             verdict = f"{each.verdict} (expected)" if each.is_expected else each.verdict
             head = Text.assemble((verdict, _STYLES[each.verdict]), f"  {each.check}: {_counted(each)}; {each.what}")
             console.print(head, soft_wrap=True)

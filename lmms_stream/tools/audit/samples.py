@@ -37,7 +37,14 @@ from ...types import Role, Sample
 from .checks import MAX_EXAMPLES, NUM_SHARES, ROWS, kinds_dropped
 from .texts import ODD, PLACEHOLDERS, ChatTexts, SpecialTokens, around, excerpt_of, trained_piece
 
-_PLAIN = [{"role": "user", "content": "How much is 2 + 2?"}, {"role": "assistant", "content": "4, I think"}]
+_KEYS_OF = {  # check of dropped content -> words that begin the content in stored messages
+    "dropped-system": ('"system"', '"developer"'),
+    "dropped-tools": ('"tools"',),
+    "dropped-tool-calls": ('"tool_calls"', '"function_call"'),
+    "dropped-tool-results": ('"tool"',),
+    "dropped-reasoning": ('"reasoning', '"thinking', "<think>"),
+}
+_PLAIN = 2 * [{"role": "user", "content": "How much is 2 + 2?"}, {"role": "assistant", "content": "4, I think"}]
 _FOUND_AGAIN = ("_tokens", "_ends_in_special_tokens")  # by each process
 _NUM_ENDING = 2  # last trained tokens of an answer that may end it: a template may add a newline
 _NAMED_ERRORS = {MediaWithoutTokensError: "media-without-tokens", TokensWithoutMediaError: "tokens-without-media"}
@@ -247,13 +254,18 @@ class Auditor:
                 *kinds, num_ends = amounts_of(bits).tolist()
                 for name, count in zip(dropped, kinds, strict=True):
                     if count:
-                        found.note(name, at, samples[at - first]["messages"])
+                        found.note(name, at, partial(_from_key, samples[at - first]["messages"], name))
                 if num_ends:
-                    found.note("untrained-ends", at, f"the ends of {num_ends} answers", count=num_ends)
+                    found.note(
+                        "untrained-ends",
+                        at,
+                        f"answers with an end outside of the trained text: {num_ends}",
+                        count=num_ends,
+                    )
         if works_together(type(self.processor), "process", "first_changed"):
             for at, number in enumerate(self.processor.first_changed(samples), first):  # type: ignore[attr-defined]
                 if isinstance(number, int):
-                    found.note("changed-prefixes", at, f"message {number} changes the text of the messages before it")
+                    found.note("changed-prefixes", at, f"message {number}, an answer")
 
     # Texts, sample by sample
 
@@ -275,12 +287,12 @@ class Auditor:
         self._add_text(at, chat.texts, found)
         for text in chat.empty:
             found.note("empty-answers", at, text)
-        if chat.num_media == 0:
+        if chat.num_media == 0 and not found.counts[ROWS["tokens-without-media"], at]:
             for text in chat.texts:
                 if (seen := PLACEHOLDERS.search(text)) is not None:
                     found.note("tokens-without-media", at, around(text, seen))
                     break
-        elif made is not None and not made.has_media:
+        elif chat.num_media and made is not None and not made.has_media:
             found.note("media-without-tokens", at, f"{chat.num_media} media, and the processor makes no tensors")
         if made is None or not self.trains_tokens:
             return
@@ -342,8 +354,8 @@ class Auditor:
         made, tokens = self._alone({"messages": json.dumps(_PLAIN)}), self._tokens
         if isinstance(made, Exception) or tokens is None or not len(made.spans):
             return False
-        start, stop = made.spans[-1]
-        return bool(np.isin(made.ids[max(start, stop - _NUM_ENDING) : stop], tokens.special).any())
+        ends = (made.ids[max(start, stop - _NUM_ENDING) : stop] for start, stop in made.spans)
+        return all(np.isin(end, tokens.special).any() for end in ends)
 
     @cached_property
     def _tokens(self) -> SpecialTokens | None:
@@ -399,6 +411,12 @@ class _Counts:
         return ShardFacts(
             counts, histograms, np.array(self.hashes, np.uint64), self.examples, num_trained, self.tokenizing_s
         )
+
+
+def _from_key(stored: str, name: str) -> str:
+    """Return stored messages from the first key of the dropped content on."""
+    starts = [stored.find(key) for key in _KEYS_OF.get(name, ())]
+    return stored[max(0, min((start for start in starts if start >= 0), default=0)) :]
 
 
 def _digest(sample: Sample) -> int:

@@ -56,17 +56,17 @@ class ChatTexts(NamedTuple):
                 continue
             num_answers += 1
             said += _strings(message)
-            if not media and not message.get("tool_calls") and not any(text.strip() for text in _said_in(message, own)):
+            if not media and not any(text.strip() for text in own) and not _has_more(message):
                 empty.append(f"message {number} of {len(messages)} is an answer without content")
             elif message.get("learn", True) and not in_group:
                 num_groups, in_group = num_groups + 1, True
         return ChatTexts(texts, prompts, "\n".join(said), num_answers, num_groups, empty, num_media)
 
 
-def _said_in(message: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
-    """Return the texts of a message of the assistant, calls and reasoning included."""
-    others = {key: value for key, value in message.items() if key not in ("role", "content", "name")}
-    return [*texts, *_strings(others)]
+def _has_more(message: Mapping[str, Any]) -> bool:
+    """Return whether a message of the assistant has calls, reasoning or other content outside of its content."""
+    others = (value for key, value in message.items() if key not in ("role", "content", "name", "learn"))
+    return any(value.strip() if isinstance(value, str) else value for value in others)
 
 
 def _content(message: Mapping[str, Any]) -> tuple[list[str], int]:
@@ -80,15 +80,16 @@ def _content(message: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all texts inside a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
+    """Yield all texts and numbers inside a JSON value, with the keys before the values."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
             yield from _strings(each)
     elif isinstance(value, list):
         for each in value:
             yield from _strings(each)
+    elif value is not None:
+        yield str(value)
 
 
 def trained_piece(chat: ChatTexts, trained: str) -> str | None:
@@ -97,9 +98,14 @@ def trained_piece(chat: ChatTexts, trained: str) -> str | None:
         text = text.strip()
         if len(text) >= _LEAST_PIECE:
             for piece in (text[:_PIECE], text[-_PIECE:]):
-                if piece in trained and piece not in chat.said:
+                if piece in trained and piece not in chat.said and _words(piece) not in _words(chat.said):
                     return piece
     return None
+
+
+def _words(text: str) -> str:
+    """Return the words of a text: templates write calls of the assistant with quotes, brackets and escapes of JSON."""
+    return re.sub(r"[\W_]+", " ", text.replace("\\n", " ")).strip()
 
 
 def around(text: str, seen: re.Match[str]) -> str:
