@@ -21,6 +21,7 @@ from ..loader.loader import PackedLoader, by_step
 from ..loader.workers import is_of_worker_code
 from ..mds.core import core_of, gives_packs, opens_loader, processor_of
 from ..processors.base import Processor
+from ..processors.not_shown import counts_text
 from ..registry import imported
 from ..types import Batch, World
 from .report.left_out import LEFT_OUT_FOLDER, RunLeftOut, tell_beyond_positions, tell_overlong
@@ -227,9 +228,20 @@ class RunData:
             tell_beyond_positions(self.loader.mixture.plans, positions)
 
     def _tell_overlong(self, loader: PackedLoader) -> None:
-        """Warn once of samples longer than a pack. (In lanes the number is unknown in advance.)"""
+        """Warn once of samples longer than a pack, and of dropped content. (In lanes both are unknown in advance.)"""
         if self._world.rank == 0 and not loader.state_is_per_rank:
             tell_overlong(loader.mixture.plans)
+            tell_not_shown(loader.mixture.plans)
+
+
+def tell_not_shown(plans: Mapping[str, Any]) -> None:
+    """Warn of each source's content that the chat template leaves out, by the counts stored beside the lengths.
+
+    plans: source -> PackPlan.
+    """
+    for name, plan in plans.items():
+        if counts := getattr(plan.index, "not_shown", None):
+            logger.warning("%s: %s (lmms-stream audit shows samples)", name, counts_text(counts))
 
 
 def _share_shards(datasets: Iterable[Any], world: World) -> None:

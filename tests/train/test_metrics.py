@@ -14,11 +14,13 @@ import pytest
 import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
+from lmms_stream.mds.lengths import LengthIndex
 from lmms_stream.plan.assign import LINEAR_COST
 from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.train.data import tell_not_shown
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.flops import ModelFlops, model_flops, peak_tflops
 from lmms_stream.train.model.isolation import positions_of
@@ -185,6 +187,23 @@ def test_overlong_samples_with_media_are_told_apart(overlong: Overlong, caplog: 
         "media: 3 of these have media and are dropped, for samples with media are never cut: raise packing_length, or "
         "set smaller limits for the media in the processor",
         f"text: 4 of 10 samples are longer than packing_length 64, and overlong is {overlong}",
+    ]
+
+
+def test_content_that_the_template_leaves_out_is_told_by_the_stored_counts(caplog: pytest.LogCaptureFixture) -> None:
+    packing = PackingConfig(packing_length=64)
+    indexes = [
+        LengthIndex.from_array(np.array([30, 50], np.uint32), fingerprint="a", processor={}, not_shown=counts)
+        for counts in ({}, {"system": 2, "ends": 1})
+    ]
+    plans = {
+        name: PackPlan(index, [2], order=OrderConfig(), packing=packing)
+        for name, index in zip(("whole", "lossy"), indexes, strict=True)
+    }
+    tell_not_shown(plans)
+    assert [record.getMessage() for record in caplog.records] == [
+        "lossy: the chat template does not show: system of 2 samples; the end of 1 answer is not trained on "
+        "(lmms-stream audit shows samples)"
     ]
 
 
