@@ -142,7 +142,8 @@ class StepPlanner:
                 stretch.append(_ReaderStep(number, before, step, mine))
             if step.ends_epoch:
                 break
-            ends_window = step.after.window is None and step.window is not None
+            is_in_window = step.window is not None or before.window is not None  # perhaps to the middle of the step
+            ends_window = is_in_window and step.after.window is None
             if stretch and (ends_window or len(stretch) * config.global_batch >= at_once):
                 yield stretch
                 stretch = []
@@ -212,7 +213,7 @@ class StepPlanner:
         Only packs of the canonical nodes of chosen packs are made.
         """
         mixture, windows = self.mixture, [each.step.window for each in stretch if each.step.window is not None]
-        if not windows:
+        if not windows and stretch[0].before.window is None:
             return mixture.packs(ranges, chosen)
         assert isinstance(mixture, WindowedMixture)
         if chosen is not None:  # a full node passes packs on

@@ -93,10 +93,12 @@ class SortedPacks:
             return np.lexsort((work, group))
         by_tower = np.lexsort((packs.patches, group))
         begins, counts = np.unique(group[by_tower], return_index=True, return_counts=True)[1:]
+        has_media = packs.patches[by_tower[begins + counts - 1]] > 0  # other nodes do not matter: they may not be made
         rank = np.arange(len(group)) - np.repeat(begins, counts)
         num_steps = -(-window.num_packs // window.global_batch)
+        num_classes = np.where(has_media, math.isqrt(num_steps), 1)
         tower_class = np.empty(len(group), np.int64)
-        tower_class[by_tower] = rank * max(1, math.isqrt(num_steps)) // np.repeat(counts, counts)
+        tower_class[by_tower] = rank * np.repeat(num_classes, counts) // np.repeat(counts, counts)
         return np.lexsort((work, tower_class, group))
 
     def rows(self, turns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -201,7 +203,7 @@ class WindowedMixture(Mixture):
             of_turns = self.canonical_nodes(turns)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
-            seed = next(iter(self.plans.values())).order.seed
+            seed = self.plans[self._weighted[0]].order.seed  # of a source in the digest of the mixture
             self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 

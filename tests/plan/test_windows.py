@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.assign import LINEAR_COST, assign, pack_costs
@@ -20,7 +20,9 @@ from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.plan.windows import WindowedMixture, window_steps
+from lmms_stream.types import World
 
 from ..strategies import chat_lengths, examples
 from .test_mixture import PLANS, Reads, reads, run, run_to_end
@@ -70,9 +72,8 @@ def sorted_window(packs: list[Pack], *, global_batch: int, seed: int, first: int
     found: dict[int, Pack] = {}
     for turns in groups.values():
         by_tower = sorted(turns, key=lambda turn: (packs[turn].tower, turn))
-        classes = {turn: rank * isqrt(num_steps) // len(turns) for rank, turn in enumerate(by_tower)}
-        if not any(packs[turn].tower for group in groups.values() for turn in group):
-            classes = dict.fromkeys(turns, 0)
+        num_classes = isqrt(num_steps) if any(packs[turn].tower for turn in turns) else 1
+        classes = {turn: rank * num_classes // len(turns) for rank, turn in enumerate(by_tower)}
         ordered = sorted(turns, key=lambda turn: (classes[turn], packs[turn].work, turn))
         slots = sorted(turns, key=lambda turn: (places[turn // global_batch], turn))
         found |= {slot: packs[turn] for slot, turn in zip(slots, ordered, strict=True)}
@@ -151,6 +152,85 @@ def test_each_pack_is_read_once_when_batch_and_balance_change_at_any_step(
         (n, epoch, pack) for n in names for epoch in range(num_epochs[n]) for pack in range(PLANS[n].num_packs(epoch))
     ]
     assert counted == Counter(whole)
+
+
+@examples(12)
+@given(
+    names=st.lists(st.sampled_from(sorted(WITH_MEDIA)), min_size=1, unique=True),
+    balance=st.sampled_from([2, 5, 9]),
+    batches=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    steps=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    nodes=st.lists(st.integers(1, 2), min_size=1, max_size=3),
+    micro_batches=st.integers(1, 2),
+    num_workers=st.integers(1, 3),
+)
+@example(names=["b"], balance=5, batches=(7, 1), steps=(2, 0), nodes=[1], micro_batches=2, num_workers=3)
+def test_readers_read_the_packs_of_each_step_after_changes_of_the_global_batch_inside_windows(
+    names: list[str],
+    balance: int,
+    batches: tuple[int, int],
+    steps: tuple[int, int],
+    nodes: list[int],
+    micro_batches: int,
+    num_workers: int,
+) -> None:
+    mixture = WindowedMixture({name: WITH_MEDIA[name] for name in names}, balance=balance)
+    cursor = mixture.start()
+    for global_batch, num_steps in zip(batches, steps, strict=True):
+        cursor = mixture.skip(cursor, num_steps, global_batch=global_batch)
+    global_batch = sum(nodes) * micro_batches
+    found = samples_of_readers(mixture, cursor, nodes=nodes, global_batch=global_batch, num_workers=num_workers)
+    for samples in found:
+        step = mixture.step(cursor, global_batch=global_batch)
+        assert samples == samples_of(mixture, step)
+        cursor = step.after
+    assert step.ends_epoch
+
+
+def test_the_readers_of_each_node_sort_a_window_alike_if_only_one_node_has_media() -> None:
+    patches = np.where(np.arange(400) < 3, 90, 0)
+    index = Lengths(lengths=chat_lengths(400, limit=512, seed=9), content_hash="few", patches=patches.astype(np.uint32))
+    order = OrderConfig(seed=4, num_canonical_nodes=4, shuffle_block_size=64)
+    plan = PackPlan(index, [100] * 4, order=order, packing=PackingConfig(packing_length=512))
+    mixture = WindowedMixture({"few": plan}, balance=9)
+    cursor = mixture.start()
+    for samples in samples_of_readers(mixture, cursor, nodes=[1] * 4, global_batch=8, num_workers=1):
+        step = mixture.step(cursor, global_batch=8)
+        assert samples == samples_of(mixture, step)
+        cursor = step.after
+
+
+def samples_of_readers(
+    mixture: WindowedMixture, cursor: Cursor, *, nodes: list[int], global_batch: int, num_workers: int
+) -> list[Counter[tuple[str, int]]]:
+    """The samples that all workers of all ranks read in each step, to the end of the epoch."""
+    found: dict[int, Counter[tuple[str, int]]] = {}
+    for rank in range(sum(nodes)):
+        config = StepConfig(
+            global_batch=global_batch, world=World(rank=rank, world_size=sum(nodes), ranks_per_node=nodes)
+        )
+        for worker in range(num_workers):
+            for planned in StepPlanner(mixture, config, worker=worker, num_workers=num_workers).plan(cursor):
+                work = planned.work
+                ids = ((work.source, sample_id) for sample_id in work.segments.sample_ids.tolist())
+                found.setdefault(work.step, Counter()).update(ids)
+    return [found[step] for step in range(len(found))]
+
+
+def samples_of(mixture: WindowedMixture, step: Step) -> Counter[tuple[str, int]]:
+    packs = mixture.packs(step.ranges)
+    sources = np.repeat(packs.sources, np.diff(packs.offsets)).tolist()
+    names = [mixture.names[number] for number in sources]
+    return Counter(zip(names, packs.sample_ids.tolist(), strict=True))
+
+
+def test_a_new_source_without_a_weight_does_not_change_the_window_of_a_state() -> None:
+    weights = {"b": 1, "c": 2}
+    mixture = WindowedMixture({name: PLANS[name] for name in weights}, weights=weights, balance=6)
+    _, cursor = run(mixture, mixture.start(), 2, global_batch=5)
+    with_new = WindowedMixture(PLANS, weights=weights, balance=6)  # begins with source a, of another seed
+    found, _ = run(with_new, with_new.adopt(cursor), 4, global_batch=5)
+    assert found == run(mixture, cursor, 4, global_batch=5)[0]
 
 
 def test_steps_of_windows_are_balanced() -> None:
