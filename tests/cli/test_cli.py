@@ -21,14 +21,14 @@ from lmms_stream.train.__main__ import main as train
 from ..conftest import run_cli
 
 VERBS = {  # that help begins with; add the verb of a new option
-    "change", "check", "compare", "compress", "count", "cut", "decode", "do", "draw", "end", "fill", "give", "join",
-    "keep", "learn", "leave", "make", "measure", "merge", "mix", "name", "pack", "print", "put", "read", "replace",
-    "report", "run", "say", "separate", "set", "share", "show", "shuffle", "spread", "start", "store", "take",
-    "train", "use", "wait", "write",
+    "change", "check", "compare", "compress", "count", "cut", "decode", "do", "draw", "end", "exit", "fill", "give",
+    "join", "keep", "learn", "leave", "make", "measure", "merge", "mix", "name", "pack", "print", "put", "read",
+    "replace", "report", "run", "say", "separate", "set", "share", "show", "shuffle", "spread", "start", "store",
+    "take", "train", "use", "wait", "write",
 }  # fmt: skip
 COMMANDS = (
-    "convert", "index", "verify", "inspect", "merge", "plan", "profile", "train", "plot", "export", "watch", "ledger",
-    "simulate", "unload", "demo",
+    "convert", "index", "verify", "inspect", "audit", "merge", "plan", "profile", "train", "plot", "export", "watch",
+    "ledger", "simulate", "unload", "demo",
 )  # fmt: skip
 
 

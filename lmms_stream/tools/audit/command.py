@@ -51,7 +51,7 @@ def add_commands(commands: Commands) -> None:
     add(
         "--overlong",
         choices=("error", "drop", "truncate", "split", "keep"),
-        help="the run does this with longer samples; default: error",
+        help="do this with longer samples, as the run does; default: error",
     )
     add("--limit", type=at_least(1), metavar="N", help="read N samples of each dataset, drawn evenly; default: all")
     add("--expect", action="append", default=[], metavar="CHECK", help="take the findings of CHECK for intended")

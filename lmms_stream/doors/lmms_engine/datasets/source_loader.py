@@ -20,6 +20,7 @@ from ....loader.workers import StartMethod, Workers
 from ....plan.assign import check_global_batch
 from ....plan.cursor import SOURCE
 from ....plan.lanes import check_lanes
+from ....plan.windows import DEAL
 from ....processors.tokenizers import tokenize_in_one_thread
 from ....storage.fetch_config import FetchCounts
 from ....types import Batch, Processed, World
@@ -82,12 +83,15 @@ class SourceLoader:
         collator: Collator = collate,
         weights: Any = None,
         max_epochs: Any = None,
+        balance: str | int = DEAL,
     ):
         check_arguments(SourceLoader.__init__, locals())
         if weights is not None or max_epochs is not None:
             raise ConfigError(
                 "weights and max_epochs are for datasets of shards: name all sources in one dataset, or convert them"
             )
+        if balance != DEAL:
+            raise ConfigError(f"balance {balance!r} is for datasets of shards: set it to {DEAL}, or convert")
         self.dataset = dataset
         self.world = world or World.detect()
         self.global_batch = global_batch = whole_number("global_batch", global_batch, least=1)
