@@ -91,7 +91,7 @@ def test_a_run_has_to_say_its_steps_and_cannot_pass_over_any(
         _ = loader.steps_left
     with pytest.raises(ConfigError, match="weights and max_epochs are for datasets of shards"):
         dataset.open_loader(global_batch=2, world=World(), weights={"a": 1.0})
-    with pytest.raises(ConfigError, match="balance 'window' is for datasets of shards: write deal"):
+    with pytest.raises(ConfigError, match="balance 'window' is for datasets of shards: set it to deal"):
         dataset.open_loader(global_batch=2, world=World(), balance="window")
 
 

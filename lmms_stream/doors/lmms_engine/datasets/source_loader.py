@@ -91,7 +91,9 @@ class SourceLoader:
                 "weights and max_epochs are for datasets of shards: name all sources in one dataset, or convert them"
             )
         if balance != DEAL:
-            raise ConfigError(f"balance {balance!r} is for datasets of shards: set it to {DEAL}, or convert")
+            raise ConfigError(
+                f"balance {balance!r} is for datasets of shards: set it to {DEAL}, or convert the sources"
+            )
         self.dataset = dataset
         self.world = world or World.detect()
         self.global_batch = global_batch = whole_number("global_batch", global_batch, least=1)
