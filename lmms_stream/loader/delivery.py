@@ -75,8 +75,12 @@ class PlanDelivery:
         return [self.packs_left or 0, *later]
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
-        """Return the samples that the workers of a node read ahead. num_packs: packs that they read ahead."""
+        """Return the samples that the workers of a node read ahead. num_packs: packs that they read ahead.
+
+        A window reads its packs in any order: where it begins, workers also read the window before it.
+        """
         plan = self.mixture.plans[name]
+        num_packs += 2 * self.mixture.packs_in_window(name, global_batch=self.config.global_batch)
         return num_packs * plan.num_samples // plan.num_packs(self.cursor.sources[name].epoch)
 
     def begin(self) -> dict[str, Any]:

@@ -191,8 +191,8 @@ class PackedDataset:
         if limit < least:
             raise ConfigError(
                 f"cache_limit is {limit} bytes, and this order reads from {least} bytes of shards at a time: raise it "
-                f"to {least}, or lower shuffle_block_size (now {self.order.shuffle_block_size} samples) or "
-                "num_canonical_nodes"
+                f"to {least}, or lower shuffle_block_size (now {self.order.shuffle_block_size} samples), "
+                "num_canonical_nodes or the steps of balance"
             )
 
     def coldest_shard(self) -> int:

@@ -199,7 +199,7 @@ class WindowedMixture(Mixture):
         """Return the packs of a window; the last window is kept. nodes: bool[num_canonical_nodes], see SortedPacks."""
         key = window._replace(num_done=0), b"" if nodes is None else nodes.tobytes()
         if self._of_window is None or self._of_window[:2] != key:
-            turns = self._turns_of(key[0])
+            turns = self.turns_of_window(key[0])
             of_turns = self.canonical_nodes(turns)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
@@ -207,8 +207,8 @@ class WindowedMixture(Mixture):
             self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 
-    def _turns_of(self, window: WindowCursor) -> SourceRanges:
-        """Return the packs of a window in turn, step by step, as ranges of length 1."""
+    def turns_of_window(self, window: WindowCursor) -> SourceRanges:
+        """Return the packs of a window in turn, step by step, as ranges of length 1. window: at its beginning."""
         if self._turns is None or self._turns[0] != window:
             sources = dict(window.sources)
             steps: list[NDArray[np.int64]] = []
@@ -228,6 +228,16 @@ class WindowedMixture(Mixture):
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
         steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
         return max(steps, -(-cursor.window.num_left // global_batch) if cursor.window is not None else 0)
+
+    def packs_in_window(self, source: str, *, global_batch: int) -> int:
+        """Return about the maximum packs of a source in a window; 0 without windows."""
+        steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+        if not steps:
+            return 0
+        shares: list[Mapping[str, float]] = [{name: plan.num_packs(0) for name, plan in self.plans.items()}]
+        if self.schedule is not None:
+            shares = [weights for _, weights in self.schedule]
+        return math.ceil(steps * global_batch * max(each.get(source, 0) / sum(each.values()) for each in shares))
 
     def reach(self, cursor: Cursor) -> Mapping[str, SourceCursor]:
         sources = dict(cursor.sources)
@@ -251,7 +261,7 @@ class WindowedMixture(Mixture):
             num_packs, done = min(count, window.num_left), window.num_done
             taken = self._take(sources, window.step, num_packs, global_batch=window.global_batch, begun=done)
             if ranges is not None:
-                ranges.append(self._turns_of(window._replace(num_done=0)).rows[done : done + taken])
+                ranges.append(self.turns_of_window(window._replace(num_done=0)).rows[done : done + taken])
         if taken < count:
             taken += self._take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
         return taken

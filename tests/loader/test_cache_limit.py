@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from lmms_stream.errors import ConfigError
 from lmms_stream.loader.delivery import PlanDelivery
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
@@ -20,6 +22,7 @@ from lmms_stream.plan.windows import WindowedMixture
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.tools.simulate.cluster import Cluster
 from lmms_stream.tools.simulate.run import simulate
+from lmms_stream.tools.simulate.sources import Sources
 from lmms_stream.types import World
 
 from ..conftest import write_tokens
@@ -87,6 +90,25 @@ def test_epochs_download_hardly_more_than_is_possible_and_as_foretold(
     cluster = Cluster(gpus_per_node=ranks, num_workers=num_workers, cache=limit)
     told = simulate(dataset, cluster, global_batch=GLOBAL_BATCH, epochs=EPOCHS)
     assert found == pytest.approx(told.num_downloads, rel=0.02)
+
+
+def test_windows_need_room_for_their_packs_and_then_download_each_shard_once_as_foretold(
+    folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"cache_limit is .* bytes, .* or the steps of balance") as refused:
+        PackedLoader(open_limited(folder, tmp_path / "cache", part=0.3), global_batch=GLOBAL_BATCH, balance=20)
+    sizes = [info.size for info in open_node(LocalStorage(folder), tmp_path / "cache", order=ORDER).shard_infos]
+    least = int(str(refused.value).split("raise it to ")[1].split(",")[0])
+    assert least < 0.9 * sum(sizes)
+    dataset = open_node(LocalStorage(folder), tmp_path / "cache", order=ORDER, cache_limit=least)
+    loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH, balance=20)
+    for _ in loader:
+        pass
+    assert downloads(tmp_path / "cache") == len(sizes)
+    cluster = Cluster(gpus_per_node=1, num_workers=0, cache=least)
+    told = simulate(replace(Sources.of(dataset), balance=20), cluster, global_batch=GLOBAL_BATCH)
+    assert told.num_downloads == len(sizes)
+    assert told.least_cache_bytes == least
 
 
 def test_a_rank_that_is_an_epoch_behind_finds_its_shards_while_it_reads_them(folder: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class WindowTimes:
             num_from_peers=sum(each.num_from_peers for each in self._of_nodes),
             peer_bytes=sum(each.peer_bytes for each in self._of_nodes),
             num_asked_only=sum(each.asked_only for each in self._downloads) if len(self._downloads) == 1 else None,
-            least_cache_limits=self._least_caches(packs_ahead),
+            least_cache_limits=self._least_caches(packs_ahead, global_batch=config.global_batch),
             live_bytes=max(each.live_bytes for each in self._downloads),
             mean_bandwidth=num_bytes / cluster.num_nodes / total_s,
             needed_bandwidth=self._needed_bandwidth(),
@@ -172,7 +172,7 @@ class WindowTimes:
             for node, (count, again, num_bytes, num_given, given_bytes) in enumerate(zip(*rounded, strict=True))
         )
 
-    def _least_caches(self, num_packs: int) -> dict[str, int]:
+    def _least_caches(self, num_packs: int, *, global_batch: int) -> dict[str, int]:
         """Least cache limit of each source. num_packs: number of packs ahead for the workers of a node."""
         return {
             name: least_cache_limit(
@@ -184,7 +184,9 @@ class WindowTimes:
                 num_served=most_served(
                     nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
                 ),
-                samples_ahead=num_packs * plan.num_samples // plan.num_packs(0),
+                samples_ahead=(num_packs + 2 * self._sources.mixture.packs_in_window(name, global_batch=global_batch))
+                * plan.num_samples
+                // plan.num_packs(0),
             )
             for name, plan in self._sources.plans.items()
         }

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from ...plan.assign import count_spilled, home_nodes, pack_costs
 from ...plan.cursor import Cursor
 from ...plan.kernels.deal import PAD
-from ...plan.mixture import Mixture, Step
+from ...plan.mixture import Step
 from ...plan.next_use import NextUse, Places, place, served_nodes
 from ...plan.packing import PackRange
 from ...plan.planner import StepConfig, StepPlanner, deal_to_groups
 from ...plan.source_ranges import SourceBlock, SourceRanges
+from ...plan.windows import WindowedMixture
 from .sources import Sources
 
 STRETCH_SEGMENTS = 1 << 20  # looked at together
@@ -68,8 +69,9 @@ class StepNeeds:
 class Needs:
     """The needs of the steps of a mixture on the nodes of config.world."""
 
-    def __init__(self, mixture: Mixture, config: StepConfig):
+    def __init__(self, mixture: WindowedMixture, config: StepConfig):
         self.mixture = mixture
+        self._in_window: int | None = None  # first step of the last window whose blocks were entered
         self.config = config
         self._planner = StepPlanner(mixture, config)
         world = config.world
@@ -120,14 +122,26 @@ class Needs:
             steps=first + steps,
             nodes=nodes,
             shards=shards,
-            entered=[
-                self._entered(first + position // self.config.global_batch, block)
-                for position, block in sorted(self.mixture.blocks(ranges))
-            ],
+            entered=[self._entered(first + number, block) for number, block in self._blocks(stretch, ranges)],
             imbalance=_imbalance(packs, dealt),
             num_spilled=self._spilled(packs, dealt),
             num_segments=len(packs.lengths),
         )
+
+    def _blocks(self, stretch: Sequence[Step], ranges: SourceRanges) -> list[tuple[int, SourceBlock]]:
+        """Return the entered blocks, each with the number of its step in the stretch; see StepPlanner."""
+        mixture, batch = self.mixture, self.config.global_batch
+        if not any(step.window for step in stretch):
+            return [(position // batch, block) for position, block in sorted(mixture.blocks(ranges))]
+        found = []
+        for number, step in enumerate(stretch):
+            if step.window is None or step.window.step != self._in_window:
+                turns = (
+                    step.ranges if step.window is None else mixture.turns_of_window(step.window._replace(num_done=0))
+                )
+                found += [(number, block) for _, block in sorted(mixture.blocks(turns))]
+                self._in_window = step.window and step.window.step
+        return found
 
     def _reads(self, packs: PackRange, dealt: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
         """Step, node and shard of each reading, each once."""

@@ -188,7 +188,9 @@ def _windows(sources: Sources, steps: Steps, total: int) -> list[_StepWindow]:
 def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache]:
     """Caches with a limit, by number of the source."""
     group_nodes = cluster.world.group_nodes
+    mixture, batch = sources.mixture, needs.config.global_batch
     margin = steps_ahead(needs.config, num_workers=cluster.num_workers)
+    margin += mixture.steps_of_window(mixture.start(), global_batch=batch)
     found, first = {}, 0
     for number, (name, limit) in enumerate(sources.limits_on(cluster).items()):
         sizes = sources.shards[name].stored
