@@ -322,7 +322,8 @@ class WindowedMixture(Mixture):
                 before = self.skip(cursor, (turn - window.num_done) // global_batch, global_batch=global_batch)
                 return before if before.step < end else None
             if cursor.window is None:
-                most = end - cursor.step + steps_left  # a window may give its last turn to its first step
+                longest = self.steps_of_window(cursor, global_batch=global_batch)
+                most = end - cursor.step + longest  # a window may give its last turn to its first step
                 found = super().step_of(cursor, pack, global_batch=global_batch, num_steps=most)
                 if found is None:
                     return None

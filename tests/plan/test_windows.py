@@ -21,6 +21,7 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
+from lmms_stream.plan.source_ranges import SourceRange
 from lmms_stream.plan.windows import WindowedMixture, window_steps
 from lmms_stream.types import World
 
@@ -231,6 +232,18 @@ def test_a_new_source_without_a_weight_does_not_change_the_window_of_a_state() -
     with_new = WindowedMixture(PLANS, weights=weights, balance=6)  # begins with source a, of another seed
     found, _ = run(with_new, with_new.adopt(cursor), 4, global_batch=5)
     assert found == run(mixture, cursor, 4, global_batch=5)[0]
+
+
+def test_the_step_of_a_pack_is_found_in_a_window_longer_than_the_window_before() -> None:
+    weights = {0: {"b": 1, "c": 3}, 1: {"b": 3, "c": 5}}
+    mixture = WindowedMixture(PLANS, weights=weights, balance=13)
+    cursor = start = mixture.start()
+    for number in range(4):
+        step = mixture.step(cursor, global_batch=3)
+        for source, epoch, pack in reads(step):
+            wanted = SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1)
+            assert mixture.step_of(start, wanted, global_batch=3, num_steps=number + 1) == cursor
+        cursor = step.after
 
 
 def test_steps_of_windows_are_balanced() -> None:

@@ -6,15 +6,15 @@ import heapq
 from collections.abc import Sequence
 
 from lmms_stream.mds.core import PackedDataset
-from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.planner import StepConfig
+from lmms_stream.plan.windows import WindowedMixture
 from lmms_stream.tools.simulate.needs import Needs
 from lmms_stream.types import World
 
 
 def accesses(dataset: PackedDataset, *, global_batch: int, epochs: int) -> tuple[list[int], list[int]]:
     """The shards that a machine reads in each step of each epoch, one after another; and where each epoch ends."""
-    mixture = Mixture({"data": dataset.plan})
+    mixture = WindowedMixture({"data": dataset.plan})
     needs = Needs(mixture, StepConfig(global_batch=global_batch, world=World()))
     cursor, shards, ends = mixture.start(), list[int](), list[int]()
     for epoch in range(epochs):
