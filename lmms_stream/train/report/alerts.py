@@ -28,7 +28,7 @@ from ..run.settings import TrainConfig
 ALERTS = "alerts"  # the key of a record
 WINDOW = 100  # records to compare a loss with
 MAX_SAMPLES = 1000  # maximum samples of an alert per rank
-_SHOWN = 10  # samples in the message
+_SHOWN = 10  # samples, and ranges of packs, in the message
 Kind = Literal["loss_spike", "gradient_not_finite", "waiting_for_data"]
 SampleIds = Callable[[Sequence[tuple[str, int]]], list[Any]]  # this rank's (source, sample id) -> those of all ranks
 
@@ -208,10 +208,16 @@ def _packs_and_samples(packs: Sequence[Mapping[str, Any]], ids: Sequence[Any]) -
 
     >>> _packs_and_samples([{"source": "chats", "epoch": 0, "first": 8, "stop": 16}], [3, 5])
     'It read packs 8 to 15 of epoch 0 of chats; samples 3, 5'
+    >>> apart = [{"source": "chats", "epoch": 0, "first": 2 * at, "stop": 2 * at + 1} for at in range(512)]
+    >>> _packs_and_samples(apart, [3]).endswith("18 to 18 of epoch 0 of chats and 502 other ranges; samples 3")
+    True
     """
-    read = [f"{each['first']} to {each['stop'] - 1} of epoch {each['epoch']} of {each['source']}" for each in packs]
+    read = [
+        f"{each['first']} to {each['stop'] - 1} of epoch {each['epoch']} of {each['source']}" for each in packs[:_SHOWN]
+    ]
+    more = f" and {len(packs) - _SHOWN} other ranges" if len(packs) > _SHOWN else ""  # of windows, see balance
     named = ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
-    return f"It read packs {' and '.join(read)}; samples {named}" if read else f"It read samples {named}"
+    return f"It read packs {' and '.join(read)}{more}; samples {named}" if read else f"It read samples {named}"
 
 
 # Detection of unusual figures in records; arithmetic only.
