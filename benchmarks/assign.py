@@ -186,21 +186,7 @@ def report_windows(args: argparse.Namespace) -> None:
         print(f"at most {most} {what}: {verdict(bool(value <= most))} ({value:.4f})")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--global-batch", type=int, default=64, help="packs of a step")
-    parser.add_argument("--world-size", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=300, help="global batches")
-    parser.add_argument("--samples", type=int, default=10**6, help="chat-like lengths of the epoch that they come from")
-    parser.add_argument("--packing-length", type=int, default=4096)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--windows", action="store_true", help="balance: window beside deal")
-    args = parser.parse_args()
-    keep_to_one_core()
-    if args.windows:
-        report_windows(args)
-        return
-
+def report_tokens(args: argparse.Namespace) -> None:
     lengths = sample_lengths("chat", args.samples, limit=args.packing_length, seed=args.seed)
     shards = np.full(-(-args.samples // SAMPLES_PER_SHARD), SAMPLES_PER_SHARD, np.int64)
     shards[-1] -= shards.sum() - args.samples
@@ -250,6 +236,24 @@ def main() -> None:
     )
     mean = 1 + excess["attention"]
     print(f"at most {MAX_IMBALANCE} by len**2: {verdict(bool(mean <= MAX_IMBALANCE))} ({mean:.4f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--global-batch", type=int, default=64, help="packs of a step")
+    parser.add_argument("--world-size", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=300, help="global batches")
+    parser.add_argument("--samples", type=int, default=10**6, help="chat-like lengths of the epoch that they come from")
+    parser.add_argument("--packing-length", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--windows", action="store_true", help="balance: window beside deal")
+    args = parser.parse_args()
+    keep_to_one_core()
+    if args.windows:
+        report_windows(args)
+        return
+
+    report_tokens(args)
     report_media(args)
 
 

@@ -53,7 +53,7 @@ class PlanDelivery:
         mixture = self.mixture
         return {
             "plans": {name: plan.fingerprint for name, plan in mixture.plans.items()},
-            "weights": mixture.schedule and [[step, dict(weights)] for step, weights in mixture.schedule],
+            "weights": mixture.listed_weights,
             "max_epochs": dict(mixture.max_epochs),
             "balance": mixture.balance,
             "cursor": self.cursor.to_dict(),
@@ -75,13 +75,9 @@ class PlanDelivery:
         return [self.packs_left or 0, *later]
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
-        """Return the samples that the workers of a node read ahead. num_packs: packs that they read ahead.
-
-        A window reads its packs in any order: where it begins, workers also read the window before it.
-        """
-        plan = self.mixture.plans[name]
-        num_packs += 2 * self.mixture.packs_in_window(name, global_batch=self.config.global_batch)
-        return num_packs * plan.num_samples // plan.num_packs(self.cursor.sources[name].epoch)
+        """Return the samples that the workers of a node read ahead. num_packs: packs that they read ahead."""
+        epoch = self.cursor.sources[name].epoch
+        return self.mixture.samples_ahead(name, num_packs, epoch=epoch, global_batch=self.config.global_batch)
 
     def begin(self) -> dict[str, Any]:
         """Return settings for workers, after counting the packs of their first epoch."""

@@ -48,9 +48,9 @@ class PackedLoader:
     """This rank's batches, each a pack: steps of global_batch / (world_size / replication) batches.
 
     dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. balance: "deal", or "window"
-    for steps of packs with similar work, see WindowedMixture. An iteration yields the rest
-    of the current epoch, or, with weights, runs until every source has reached max_epochs. The samples in the global
-    batch of a step do not depend on world size or workers. `len` is the number of batches left.
+    for steps of packs with similar work, see WindowedMixture. An iteration yields the rest of the current epoch, or,
+    with weights, runs until every source has reached max_epochs. The samples in the global batch of a step do not
+    depend on world size or workers. `len` is the number of batches left.
 
     A dataset with packing_mode "lanes" is packed without end: then `len` raises ConfigError, and world size times
     workers must divide the number of lanes.
@@ -459,7 +459,7 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
     return {
         "cursor": loader.cursor.to_dict(),
         "sources": sources,
-        "weights": mixture.schedule and [[step, dict(weights)] for step, weights in mixture.schedule],
+        "weights": mixture.listed_weights,
         "max_epochs": mixture.max_epochs,
         **({} if mixture.balance == DEAL else {"balance": mixture.balance}),
         "global_batch": loader.global_batch,

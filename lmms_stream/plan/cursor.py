@@ -44,6 +44,11 @@ class SourceCursor(NamedTuple):
     packs: int = 0
     credit: int = 0
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and packs, in the order of reading."""
+        return self.epoch, self.packs
+
     def check_packs(self, name: str, num_packs: int) -> None:
         """Raise CursorError if the position is after the `num_packs` packs of its epoch."""
         if self.packs > num_packs:
@@ -71,6 +76,15 @@ class WindowCursor(NamedTuple):
     @property
     def num_left(self) -> int:
         return self.num_packs - self.num_done
+
+    @property
+    def num_steps(self) -> int:
+        return -(-self.num_packs // self.global_batch)
+
+    @property
+    def begin(self) -> WindowCursor:
+        """The position before the first pack."""
+        return self._replace(num_done=0)
 
     def after(self, num_packs: int) -> WindowCursor | None:
         """Return the position after more packs; None at the end."""

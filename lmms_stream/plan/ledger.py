@@ -231,7 +231,7 @@ class StepLookup:
             is_here = nearest.step < step < end and self.stretch(step) is stretch
             if is_here and cursor.window is None and pack.source in cursor.sources:
                 at = cursor.sources[pack.source]
-                if (at.epoch, at.packs) <= (pack.epoch, pack.first):
+                if at.place <= (pack.epoch, pack.first):
                     nearest = cursor
         return nearest
 

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,11 @@ class Mixture:
         self._is_short = np.array([plan.is_short for plan in self.plans.values()])
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
+    @property
+    def listed_weights(self) -> list[Any] | None:
+        """The schedule of weights as JSON values, [first step, weights] of each phase; None without weights."""
+        return None if self.schedule is None else [[step, dict(weights)] for step, weights in self.schedule]
+
     def start(self) -> Cursor:
         """Return the cursor before the first step."""
         return self.adopt(Cursor(sources={}))
@@ -174,13 +180,29 @@ class Mixture:
         """
         sources = dict(cursor.sources)
         ranges: list[NDArray[np.int64]] = []
-        left = global_batch - self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
-        ends_epoch = left > 0 or self._is_over(sources)
+        num_packs = self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
+        return self._step(cursor, sources, ranges, is_short=num_packs < global_batch)
+
+    def _step(
+        self,
+        cursor: Cursor,
+        sources: dict[str, SourceCursor],
+        ranges: Sequence[NDArray[np.int64]],
+        *,
+        is_short: bool,
+        window: WindowCursor | None = None,
+        window_after: WindowCursor | None = None,
+    ) -> Step:
+        """Return the step from a cursor. sources: after its packs. is_short: whether packs were missing."""
+        ends_epoch = is_short or self._is_over(sources)
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
-        after = Cursor(step=cursor.step + 1, sources=sources)
-        taken = SourceRanges(self.names, np.concatenate([np.empty((0, 4), np.int64), *ranges]))
-        return Step(ranges=taken, after=after, ends_epoch=ends_epoch)
+        return Step(
+            ranges=SourceRanges(self.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
+            after=Cursor(step=cursor.step + 1, sources=sources, window=window_after),
+            ends_epoch=ends_epoch,
+            window=window,
+        )
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
         """Return the cursor after `num_steps` skipped steps, for example around a spike of the loss.
@@ -228,11 +250,11 @@ class Mixture:
         """
         end = cursor.step + num_steps
         wanted = pack.epoch, pack.first
-        while pack.source in self._weighted and _at(cursor.sources[pack.source]) <= wanted and cursor.step < end:
+        while pack.source in self._weighted and cursor.sources[pack.source].place <= wanted and cursor.step < end:
             sources = dict(cursor.sources)
             count = (end - cursor.step) * global_batch
             num_packs = self._take(sources, cursor.step, count, global_batch=global_batch, until=pack)
-            if _at(sources[pack.source]) > wanted:
+            if sources[pack.source].place > wanted:
                 return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
             if self.schedule is not None or num_packs == count:
                 break
@@ -393,7 +415,3 @@ class Mixture:
             ]
         weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
         return np.stack([to_quotas(shares) for shares in passed_on(weights)])
-
-
-def _at(source: SourceCursor) -> tuple[int, int]:
-    return source.epoch, source.packs

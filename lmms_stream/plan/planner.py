@@ -109,7 +109,7 @@ class StepPlanner:
         nodes, num_canonical_nodes = config.world.group_nodes, mixture.num_canonical_nodes
         node = config.world.group_node
         self._served = served_nodes(node, nodes=nodes, num_canonical_nodes=num_canonical_nodes)  # nodes made of windows
-        self._in_window: int | None = None  # first step of the last window that was entered
+        self._blocks = EnteredBlocks(mixture, global_batch=config.global_batch)
 
     def plan(self, cursor: Cursor) -> Iterator[Planned]:
         """Yield the work from a cursor to the end of the epoch (with weights: of all sources), step by step."""
@@ -279,14 +279,7 @@ class StepPlanner:
         Of several short epochs in a step, only the blocks of the first and last epoch: all read the same shards.
         """
         entered: dict[int, list[SourceBlock]] = {}
-        window = stretch[0].step.window
-        if window is not None:
-            if window.step == self._in_window:
-                return {}
-            self._in_window = window.step  # all blocks of a window are in use from its first step on
-            ranges = self._packs_of(window).turns
-        for position, block in self.mixture.blocks(ranges):
-            at = 0 if window is not None else position // self.config.global_batch
+        for at, _, block in self._blocks.entered([each.step for each in stretch], ranges):
             entered.setdefault(stretch[at].number, []).append(block)
         if any(plan.short is not None for plan in self.mixture.plans.values()):
             return {number: self._ends_of_epochs(blocks) for number, blocks in entered.items()}
@@ -301,6 +294,31 @@ class StepPlanner:
 
     def _is_long(self, source: str) -> bool:
         return self.mixture.plans[source].short is None
+
+
+class EnteredBlocks:
+    """The shuffle blocks that successive steps enter. All blocks of a window are in use from its first step on."""
+
+    def __init__(self, mixture: Mixture, *, global_batch: int):
+        self._mixture, self._global_batch = mixture, global_batch
+        self._window: int | None = None  # first step of the last window
+
+    def entered(self, steps: Sequence[Step], ranges: SourceRanges) -> list[tuple[int, int, SourceBlock]]:
+        """Return the number of the step in `steps`, the position of the first pack, and the block.
+
+        ranges: of the steps. Positions count from the first step, in a window from its first turn.
+        """
+        mixture = self._mixture
+        if not any(step.window for step in steps):
+            return [(position // self._global_batch, position, block) for position, block in mixture.blocks(ranges)]
+        assert isinstance(mixture, WindowedMixture)
+        found = []
+        for number, step in enumerate(steps):
+            if step.window is None or step.window.step != self._window:
+                turns = step.ranges if step.window is None else mixture.turns_of_window(step.window)
+                found += [(number, position, block) for position, block in mixture.blocks(turns)]
+                self._window = step.window and step.window.step
+        return found
 
 
 def deal_to_groups(packs: PackRange, mixture: Mixture, *, global_batch: int, world: World) -> NDArray[np.int64]:

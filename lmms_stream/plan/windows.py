@@ -76,8 +76,7 @@ class SortedPacks:
     ):
         self.window, self.turns, self.packs = window, turns, packs
         self._rows = turns.rows.copy()
-        num_steps = -(-window.num_packs // window.global_batch)
-        places = np.random.default_rng([seed, _STREAM, window.step]).permutation(num_steps)
+        places = np.random.default_rng([seed, _STREAM, window.step]).permutation(window.num_steps)
         group = nodes[made] * len(turns.names) + self._rows[made, 0]
         by_place = np.lexsort((places[made // window.global_batch], group))
         by_work = self._by_work(packs, group, window)
@@ -95,8 +94,7 @@ class SortedPacks:
         begins, counts = np.unique(group[by_tower], return_index=True, return_counts=True)[1:]
         has_media = packs.patches[by_tower[begins + counts - 1]] > 0  # other nodes do not matter: they may not be made
         rank = np.arange(len(group)) - np.repeat(begins, counts)
-        num_steps = -(-window.num_packs // window.global_batch)
-        num_classes = np.where(has_media, math.isqrt(num_steps), 1)
+        num_classes = np.where(has_media, math.isqrt(window.num_steps), 1)
         tower_class = np.empty(len(group), np.int64)
         tower_class[by_tower] = rank * np.repeat(num_classes, counts) // np.repeat(counts, counts)
         return np.lexsort((work, tower_class, group))
@@ -155,8 +153,7 @@ class WindowedMixture(Mixture):
     @cached_property
     def _mix(self) -> str:
         """Digest of all that decides the turns of sources."""
-        schedule = None if self.schedule is None else [[first, dict(weights)] for first, weights in self.schedule]
-        return short_digest(json.dumps([self._weighted, schedule, dict(self.max_epochs)]).encode())
+        return short_digest(json.dumps([self._weighted, self.listed_weights, dict(self.max_epochs)]).encode())
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         window = self._window_at(cursor, global_batch=global_batch)
@@ -172,22 +169,17 @@ class WindowedMixture(Mixture):
         sources = dict(cursor.sources)
         ranges: list[NDArray[np.int64]] = []
         num_packs = self._advance(sources, cursor.step, window, global_batch, global_batch=global_batch, ranges=ranges)
-        ends_epoch = num_packs < global_batch or self._is_over(sources)
-        if self.schedule is None and ends_epoch:
-            self._begin_epoch(sources)
-        after = Cursor(step=cursor.step + 1, sources=sources, window=window and window.after(num_packs))
-        return Step(
-            ranges=SourceRanges(self.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
-            after=after,
-            ends_epoch=ends_epoch,
+        return self._step(
+            cursor, sources, ranges, is_short=num_packs < global_batch,
             window=window if window is not None and num_packs <= window.num_left else None,
-        )
+            window_after=window and window.after(num_packs),
+        )  # fmt: skip
 
     def _window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
         """Return the cursor's window, or else the window that begins here, if any."""
         if cursor.window is not None or self.balance == DEAL:
             return cursor.window
-        steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+        steps = self._window_steps(global_batch)
         most = min(steps * global_batch, int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]))
         num_packs = self._take(dict(cursor.sources), cursor.step, most, global_batch=global_batch)
         sources = {name: cursor.sources[name] for name in self.names}
@@ -195,11 +187,14 @@ class WindowedMixture(Mixture):
             return None
         return WindowCursor(cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix)
 
+    def _window_steps(self, global_batch: int) -> int:
+        return window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+
     def window_packs(self, window: WindowCursor, nodes: NDArray[np.bool_] | None = None) -> SortedPacks:
         """Return the packs of a window; the last window is kept. nodes: bool[num_canonical_nodes], see SortedPacks."""
-        key = window._replace(num_done=0), b"" if nodes is None else nodes.tobytes()
+        key = window.begin, b"" if nodes is None else nodes.tobytes()
         if self._of_window is None or self._of_window[:2] != key:
-            turns = self.turns_of_window(key[0])
+            turns = self.turns_of_window(window)
             of_turns = self.canonical_nodes(turns)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
@@ -208,8 +203,8 @@ class WindowedMixture(Mixture):
         return self._of_window[2]
 
     def turns_of_window(self, window: WindowCursor) -> SourceRanges:
-        """Return the packs of a window in turn, step by step, as ranges of length 1. window: at its beginning."""
-        if self._turns is None or self._turns[0] != window:
+        """Return the packs of a window in turn, step by step, as ranges of length 1."""
+        if self._turns is None or self._turns[0] != window.begin:
             sources = dict(window.sources)
             steps: list[NDArray[np.int64]] = []
             batch = window.global_batch
@@ -222,16 +217,25 @@ class WindowedMixture(Mixture):
             numbers = runs(rows[:, 2], counts)
             singly = np.repeat(rows, counts, axis=0)
             singly[:, 2], singly[:, 3] = numbers, numbers + 1
-            self._turns = window, SourceRanges(self.names, singly)
+            self._turns = window.begin, SourceRanges(self.names, singly)
         return self._turns[1]
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
-        steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+        steps = self._window_steps(global_batch)
         return max(steps, -(-cursor.window.num_left // global_batch) if cursor.window is not None else 0)
 
-    def packs_in_window(self, source: str, *, global_batch: int) -> int:
+    def samples_ahead(self, source: str, num_packs: int, *, epoch: int, global_batch: int) -> int:
+        """Return the samples of an epoch that the workers of a node read ahead. num_packs: packs that they read ahead.
+
+        A window reads its packs in any order: where it begins, workers also read the window before it.
+        """
+        num_packs += 2 * self._packs_in_window(source, global_batch=global_batch)
+        plan = self.plans[source]
+        return num_packs * plan.num_samples // plan.num_packs(epoch)
+
+    def _packs_in_window(self, source: str, *, global_batch: int) -> int:
         """Return about the maximum packs of a source in a window; 0 without windows."""
-        steps = window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
+        steps = self._window_steps(global_batch)
         if not steps:
             return 0
         shares: list[Mapping[str, float]] = [{name: plan.num_packs(0) for name, plan in self.plans.items()}]
@@ -261,7 +265,7 @@ class WindowedMixture(Mixture):
             num_packs, done = min(count, window.num_left), window.num_done
             taken = self._take(sources, window.step, num_packs, global_batch=window.global_batch, begun=done)
             if ranges is not None:
-                ranges.append(self.turns_of_window(window._replace(num_done=0)).rows[done : done + taken])
+                ranges.append(self.turns_of_window(window).rows[done : done + taken])
         if taken < count:
             taken += self._take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
         return taken
@@ -296,7 +300,7 @@ class WindowedMixture(Mixture):
             most = -(-(self.packs_left(cursor) or 0) // global_batch)
         else:
             most = int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]) // global_batch
-        of_window = -(-window.num_packs // global_batch)
+        of_window = window.num_steps
         most = min(num_steps, most)
         return of_window if most == of_window else most // of_window * of_window
 
@@ -309,12 +313,12 @@ class WindowedMixture(Mixture):
             window = self._window_at(cursor, global_batch=global_batch)
             if window is None:
                 return super().step_of(cursor, pack, global_batch=global_batch, num_steps=end - cursor.step)
-            if _at(window.sources[pack.source]) > wanted:
+            if window.sources[pack.source].place > wanted:
                 return None
             steps_left = -(-window.num_left // global_batch)
             sources = dict(window.sources)
             self._take(sources, window.step, window.num_packs, global_batch=window.global_batch)
-            if _at(sources[pack.source]) > wanted:
+            if sources[pack.source].place > wanted:
                 turn = self.window_packs(window).turn_of(self._numbers[pack.source], *wanted)
                 assert turn is not None
                 if turn < window.num_done:
@@ -333,10 +337,6 @@ class WindowedMixture(Mixture):
                 continue
             before = self.skip(cursor, steps_left - 1, global_batch=global_batch)
             cursor = self.skip(before, 1, global_batch=global_batch)  # may also read packs after the window
-            if _at(cursor.sources[pack.source]) > wanted:
+            if cursor.sources[pack.source].place > wanted:
                 return before if before.step < end else None
         return None
-
-
-def _at(source: SourceCursor) -> tuple[int, int]:
-    return source.epoch, source.packs

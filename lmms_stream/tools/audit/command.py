@@ -11,7 +11,6 @@ from ...cli.command import (
     add_command,
     add_processor_options,
     at_least,
-    given_options,
     local_file,
     processor_choice,
     stored_processor,
@@ -104,14 +103,11 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _datasets(options: argparse.Namespace) -> list[AuditedDataset]:
-    from ..plan.command import run_and_settings
+    from ..plan.command import refuse_given, run_and_settings
 
     run, overrides = run_and_settings(options.remotes)
     if run is not None:
-        if given := given_options(options, IN_RUN_FILES):
-            raise ConfigError(
-                f"{run} already sets this: leave {given[0]} out, or change the setting by SETTING=VALUE after the file"
-            )
+        refuse_given(options, IN_RUN_FILES, run)
         return _of_run(run, overrides)
     if options.overlong is not None and options.packing_length is None:
         raise ConfigError("--overlong needs --packing-length, the tokens of a pack: pass both")

@@ -45,7 +45,7 @@ _KEYS_OF = {  # check of dropped content -> words that begin the content in stor
     "dropped-reasoning": ('"reasoning', '"thinking', "<think>"),
 }
 _PLAIN = 2 * [{"role": "user", "content": "How much is 2 + 2?"}, {"role": "assistant", "content": "4, I think"}]
-_FOUND_AGAIN = ("_tokens", "_ends_in_special_tokens")  # by each process
+_NOT_SENT = ("_tokens", "_ends_in_special_tokens")  # to other processes, which compute the values again
 _NUM_ENDING = 2  # last trained tokens of an answer that may end it: a template may add a newline
 _NAMED_ERRORS = {MediaWithoutTokensError: "media-without-tokens", TokensWithoutMediaError: "tokens-without-media"}
 
@@ -348,7 +348,10 @@ class Auditor:
 
     @cached_property
     def _ends_in_special_tokens(self) -> bool:
-        """Whether answers without an end among special tokens have lost it: also True if nothing else tells."""
+        """Whether the template ends answers in a special token: a trained span without one has then lost its end.
+
+        True if the processor does not count lost ends itself.
+        """
         if not tells_not_shown(self.processor):
             return True
         made, tokens = self._alone({"messages": json.dumps(_PLAIN)}), self._tokens
@@ -362,7 +365,7 @@ class Auditor:
         return None if self.tokenizer is None else SpecialTokens.of(self.tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _FOUND_AGAIN}
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_SENT}
 
 
 @dataclass(slots=True)

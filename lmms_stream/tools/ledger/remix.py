@@ -259,7 +259,7 @@ def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int
 
 def _at(ledger: StepLookup, source: str, step: int) -> _At:
     at = ledger.cursor(step).sources.get(source)
-    return (0, 0) if at is None else (at.epoch, at.packs)
+    return (0, 0) if at is None else at.place
 
 
 def _skipped(ledger: StepLookup, source: str, first: int, stop: int) -> list[tuple[_At, _At]]:

@@ -154,13 +154,17 @@ def _check_options(options: argparse.Namespace) -> None:
         if options.run is None:
             raise ConfigError(f"with --from name the YAML file of one run, got {' '.join(options.remotes)}")
     elif options.run is not None:
-        if given := given_options(options, IN_RUN_FILES):
-            raise ConfigError(
-                f"{options.run} already sets this: leave {given[0]} out, or change the setting by SETTING=VALUE after "
-                "the file"
-            )
+        refuse_given(options, IN_RUN_FILES, options.run)
     elif options.packing_length is None:
         raise ConfigError("--packing-length is missing: say how many tokens a pack holds, or name a run's YAML file")
+
+
+def refuse_given(options: argparse.Namespace, names: Sequence[str], run: Path) -> None:
+    """Raise ConfigError for a given option that the YAML file of a run sets."""
+    if given := given_options(options, names):
+        raise ConfigError(
+            f"{run} already sets this: leave {given[0]} out, or change the setting by SETTING=VALUE after the file"
+        )
 
 
 def _plan_datasets(options: argparse.Namespace) -> int:

@@ -184,9 +184,7 @@ class WindowTimes:
                 num_served=most_served(
                     nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
                 ),
-                samples_ahead=(num_packs + 2 * self._sources.mixture.packs_in_window(name, global_batch=global_batch))
-                * plan.num_samples
-                // plan.num_packs(0),
+                samples_ahead=self._sources.mixture.samples_ahead(name, num_packs, epoch=0, global_batch=global_batch),
             )
             for name, plan in self._sources.plans.items()
         }

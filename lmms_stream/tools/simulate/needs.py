@@ -18,7 +18,7 @@ from ...plan.kernels.deal import PAD
 from ...plan.mixture import Step
 from ...plan.next_use import NextUse, Places, place, served_nodes
 from ...plan.packing import PackRange
-from ...plan.planner import StepConfig, StepPlanner, deal_to_groups
+from ...plan.planner import EnteredBlocks, StepConfig, StepPlanner, deal_to_groups
 from ...plan.source_ranges import SourceBlock, SourceRanges
 from ...plan.windows import WindowedMixture
 from .sources import Sources
@@ -71,9 +71,9 @@ class Needs:
 
     def __init__(self, mixture: WindowedMixture, config: StepConfig):
         self.mixture = mixture
-        self._in_window: int | None = None  # first step of the last window whose blocks were entered
         self.config = config
         self._planner = StepPlanner(mixture, config)
+        self._blocks = EnteredBlocks(mixture, global_batch=config.global_batch)
         world = config.world
         ranks = np.arange(world.world_size)
         pairs = np.stack([ranks // world.replication, np.repeat(np.arange(world.num_nodes), world.nodes)], axis=1)
@@ -122,26 +122,14 @@ class Needs:
             steps=first + steps,
             nodes=nodes,
             shards=shards,
-            entered=[self._entered(first + number, block) for number, block in self._blocks(stretch, ranges)],
+            entered=[
+                self._entered(first + number, block)
+                for number, _, block in sorted(self._blocks.entered(stretch, ranges))
+            ],
             imbalance=_imbalance(packs, dealt),
             num_spilled=self._spilled(packs, dealt),
             num_segments=len(packs.lengths),
         )
-
-    def _blocks(self, stretch: Sequence[Step], ranges: SourceRanges) -> list[tuple[int, SourceBlock]]:
-        """Return the entered blocks, each with the number of its step in the stretch; see StepPlanner."""
-        mixture, batch = self.mixture, self.config.global_batch
-        if not any(step.window for step in stretch):
-            return [(position // batch, block) for position, block in sorted(mixture.blocks(ranges))]
-        found = []
-        for number, step in enumerate(stretch):
-            if step.window is None or step.window.step != self._in_window:
-                turns = (
-                    step.ranges if step.window is None else mixture.turns_of_window(step.window._replace(num_done=0))
-                )
-                found += [(number, block) for _, block in sorted(mixture.blocks(turns))]
-                self._in_window = step.window and step.window.step
-        return found
 
     def _reads(self, packs: PackRange, dealt: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
         """Step, node and shard of each reading, each once."""

@@ -276,7 +276,8 @@ class TrainConfig:
     # shares of the tokens by dataset, or a schedule of shares by first step, for several datasets (see Mixture)
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
     max_epochs: dict[str, int] | None = None  # maximum epochs of each of several datasets
-    # deal, or window: steps of packs with similar work, sorted in windows of this many steps (default 64 to 256)
+    # deal: no sorting; window: packs of similar work share a step, sorted in windows of 64 to 256 steps; or the number
+    # of steps of a window
     balance: str | int = "deal"
     # steps [first, stop) whose packs are skipped, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
