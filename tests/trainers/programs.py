@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,16 @@ def trainer(folder: Path, output: Path, num_steps: int) -> None:
         use_cpu=True,
     )
     made = TrainerWithPacks(make_model(folder), args, packs=open_loader(folder, output), callbacks=[Noted()])
-    whole = sorted(Path(args.output_dir).glob("*/trainer_state.json"))  # written last
+    whole = [path for path in sorted(Path(args.output_dir).glob("*/trainer_state.json")) if is_json(path)]
     made.train(resume_from_checkpoint=str(whole[-1].parent) if whole else None)
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file was written to its end. transformers writes the state last, and not atomically."""
+    with suppress(json.JSONDecodeError):
+        json.loads(path.read_text())
+        return True
+    return False
 
 
 def accelerate(folder: Path, output: Path, num_steps: int) -> None:
