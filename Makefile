@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AZURITE := $(VENV)/azurite/node_modules/azurite/package.json
 TEST_PROCESSES ?= 3
-EXTRAS := azure,completion,demo,dev,docs,gcs,generation,huggingface,media,mosaicml,ray,tensorboard,wandb
+EXTRAS := azure,completion,demo,dev,docs,gcs,generation,huggingface,media,metrics,mosaicml,ray,tensorboard,wandb
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 OLDEST := $(VENV)/oldest

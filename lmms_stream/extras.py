@@ -15,6 +15,8 @@ _OF = {  # module: the package that has it, and the extra
     "azure": ("azure-storage-blob and azure-identity", "azure"),
     "datasets": ("datasets", "huggingface"),
     "google": ("google-cloud-storage", "gcs"),
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter": ("opentelemetry-exporter-otlp-proto-http", "metrics"),
+    "opentelemetry.exporter.prometheus": ("opentelemetry-exporter-prometheus", "metrics"),
     "shtab": ("shtab", "completion"),
     "soundfile": ("soundfile", "media"),
     "streaming": ("mosaicml-streaming", "mosaicml"),

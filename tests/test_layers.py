@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "train/checkpoint": {
         *BASE, "config", "version", "versions", "freed_memory", "storage", "mds", "train/run", "train/model",
     },
-    "train/report": {*BASE, "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
+    "train/report": {*BASE, "extras", "signals", "plan", "storage", "processes", "loader", "train/run", "train/model"},
     "train": {
         *BASE, "config", "lazy", "signals", "processes", "processors", "mds", "loader", "train/run", "train/model",
         "train/tasks", "train/checkpoint", "train/report",

@@ -5,6 +5,7 @@ blocks_ahead    shards to fetch ahead, and shards that a limited cache may evict
 batch_maker     the batch of a pack: processed samples, pieces of samples, padding for left-out samples
 collate         samples -> batch: media, token inputs, sequences; several packs -> one batch for a plain DataLoader
 media_memory    memory for media and rows
+counts          counts of fetched files and of packs, in memory that workers share
 wire            batches on their way to the loader
 workers         worker processes: start, end
 worker_server   a process for forking workers

@@ -31,6 +31,7 @@ from ..processors.lengths import groups, sample_bytes
 from ..types import Batch, Columns, PackSegments, Processed, Sample, TokenRows
 from .bad_samples import BadSamples, SampleClock, is_of_sample, padding_of, reason_of
 from .collate import PAD_TOKEN_ID, check_keys, collate, for_checked, write_padding
+from .counts import MakeTally, now_us
 from .drop_list import append_left_out
 from .media_memory import PackMemory, RowMemory, SharedBlocks, new_rows
 from .wire import WireBatch
@@ -46,7 +47,7 @@ def processor_that_packs(dataset: PackedDataset) -> Processor:
 
 
 def process_pack(
-    dataset: PackedDataset, work: Work, segments: Sequence[int]
+    dataset: PackedDataset, work: Work, segments: Sequence[int], tally: MakeTally
 ) -> dict[int, Processed | DataError | StorageError]:
     """Process the samples of some segments, many samples at once; return processed samples or DataErrors.
 
@@ -62,7 +63,9 @@ def process_pack(
     def read() -> Iterator[tuple[int, Sample]]:
         for segment in segments:
             try:
+                since_us = now_us()
                 sample = read_segment(dataset, work, segment)
+                tally.read(since_us)
             except StorageError as error:
                 made[segment] = error
                 return
@@ -70,8 +73,11 @@ def process_pack(
 
     try:
         for group in groups(read(), num_bytes=lambda each: sample_bytes(each[1])):
+            since_us = now_us()
             found = process_all(processor, [sample for _, sample in group])
             if found is not None:
+                first = int(work.segments.sample_ids[group[0][0]])
+                tally.sample(first, (now_us() - since_us) // len(group))  # samples made together share their time
                 made |= zip([segment for segment, _ in group], found, strict=True)
     except Exception:  # noqa: BLE001 - the failing segment raises the error again when read separately
         pass
@@ -209,6 +215,7 @@ class BatchMaker:
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
         self.left_out = LeftOut()
         self.clock: SampleClock | None = None
+        self.tally = MakeTally([*datasets])
         self._first_step = self._worker = 0
         self._unmeasured: dict[int, Exception] = {}  # samples passed over since the latest work
         self._untold: list[LeftOutSample] = []  # passed-over samples not yet reported by a batch
@@ -266,6 +273,7 @@ class BatchMaker:
         checks_keys = self.settings.collator is collate
         collator = for_checked(self.settings.collator)
         for pack, micro_batch in enumerate(work.micro_batches):
+            self.tally.begin(work.source)
             segments = range(work.bounds[pack], work.bounds[pack + 1])
             memory = PackMemory(blocks, work.patches[pack]) if blocks is not None and any(work.patches) else None
             made = self._made(work, segments, memory)
@@ -280,6 +288,7 @@ class BatchMaker:
             )
             if left_out := self._left_out_of(work, segments):
                 batch = replace(batch, left_out=left_out)
+            self.tally.end(num_packs=1, num_samples=len(segments))
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
     def _made(
@@ -290,7 +299,7 @@ class BatchMaker:
             return {}
         ids = work.segments.sample_ids
         wanted = [each for each in segments if not (self.left_out and self._is_left_out(work, int(ids[each])))]
-        return process_pack(self.datasets[work.source], work, wanted) if wanted else {}
+        return process_pack(self.datasets[work.source], work, wanted, self.tally) if wanted else {}
 
     def _processed(
         self,
@@ -306,8 +315,10 @@ class BatchMaker:
         if self._is_left_out(work, sample_id):
             return padding_of(length)
         dataset = self.datasets[work.source]
-        is_made = segment in made
+        is_made, since_us = segment in made, now_us()
         sample = made[segment] if is_made else read_segment(dataset, work, segment)
+        if not is_made:
+            self.tally.read(since_us)
         if isinstance(sample, StorageError):
             raise sample
         clock = self.clock
@@ -315,6 +326,8 @@ class BatchMaker:
             timed = nullcontext() if clock is None else clock.at(work.source, sample_id, worker=self._worker)
             with timed:
                 processed = process_segment(dataset, work, segment, sample, memory, pack=pack, is_made=is_made)
+            if not is_made:
+                self.tally.sample(sample_id, now_us() - since_us)
         except Exception as error:
             if not self._quarantines(error):
                 name_sample(error, f"sample {sample_id} of {dataset.url}")
@@ -353,6 +366,7 @@ class BatchMaker:
 
     def _fill(self, work: Work) -> Iterator[Batch]:
         """Yield the batches of packs that the processor makes directly from the shards, in shared rows."""
+        self.tally.begin(work.source)
         dataset, segments, pad_to = self.datasets[work.source], work.segments, self.settings.pad_to
         ends = np.zeros(len(segments.lengths) + 1, np.int32)
         np.cumsum(segments.lengths, out=ends[1:])
@@ -372,6 +386,7 @@ class BatchMaker:
                 left_out.append(int(segments.sample_ids[error.segment]))
                 self._quarantine(work, left_out[-1], explained)
         del opened  # the shards are read
+        self.tally.end(num_packs=len(work.micro_batches), num_samples=len(segments.lengths), only_reads=True)
         firsts = work.bounds[:-1]
         longest = np.maximum.reduceat(segments.lengths, firsts).tolist()
         num_loss_tokens = np.add.reduceat(learnt, firsts).tolist()

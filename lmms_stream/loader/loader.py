@@ -28,10 +28,11 @@ from .agreement import Agreement, sum_over_ranks
 from .bad_samples import BadSamples, check_padded
 from .batch_maker import Collator, LoaderSettings, Ready, processor_that_packs
 from .collate import collate
+from .counts import FetchMeter, LoaderCounts
 from .delivery import LaneDelivery, LoaderState, PlanDelivery, refuse_lanes
 from .drop_list import Drop, dropped
 from .wire import WireBatch, from_wire
-from .worker import FetchMeter, LaneWorker, PackWorker, PlanWorker
+from .worker import LaneWorker, PackWorker, PlanWorker
 from .workers import StartMethod, Workers
 
 FETCH_ERROR_S = 10.0  # wait beyond fetch.timeout_s: the more precise error of the fetch comes first
@@ -184,6 +185,13 @@ class PackedLoader:
     def fetched(self) -> FetchCounts:
         """Counts of fetched files of this rank's loader and its workers, up to each worker's last item."""
         return self._fetched.total
+
+    @property
+    def counts(self) -> LoaderCounts:
+        """Counts of this rank's loader and its workers, by source; may be read in any thread, during an iteration."""
+        made = [dict(zip(self.sources, each, strict=True)) for each in self._worker.counts.made()]
+        fetched = dict(zip(self.sources, self._fetched.by_source(), strict=True))
+        return LoaderCounts(fetched, made, self._workers.num_ready)
 
     @property
     def epochs(self) -> dict[str, float]:

@@ -29,12 +29,12 @@ from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Measured, Processor
 from ..processors.lengths import checked, groups, measured_with_media, measures_media, sample_bytes
 from ..processors.tokenizers import tokenize_in_one_thread
-from ..storage.fetch_config import FetchCounts, FetchTally, sum_counts
 from ..types import Batch, Sample
 from .bad_samples import SampleClock
 from .batch_maker import BatchMaker, LoaderSettings, Ready, name_sample, naming, processor_that_packs
 from .blocks_ahead import BlocksAhead
 from .collate import collate
+from .counts import MakeTally, WorkerCounts
 from .media_memory import SharedBlocks
 from .wire import to_wire
 
@@ -59,7 +59,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         persistent: bool = False,
     ):
         self.datasets = datasets
-        self.counts = WorkerCounts(num_workers)
+        self.counts = WorkerCounts(num_workers, len(datasets))
         self.settings = settings
         self.batches = BatchMaker(datasets, settings)
         if settings.bad.sample_timeout_s is not None:
@@ -78,6 +78,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         """
         text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
         self.batches.begin(cursor["step"])
+        self.batches.tally = MakeTally([*self.datasets], self.counts.made_by(-1))
         if self._shared is None:
             self._start = text
             return
@@ -108,6 +109,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield from self._items(self._planned(self._told(worker=0), worker=0, num_workers=1), is_sent=False)
             return
         tokenize_in_one_thread()
+        self.batches.tally = MakeTally([*self.datasets], self.counts.made_by(worker.id))
         tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
         planned = self._planned(self._told(worker=worker.id), worker=worker.id, num_workers=worker.num_workers)
         for item in self._items(planned, is_sent=True):
@@ -329,51 +331,3 @@ def _found_of_group(
 def _whole_sample(dataset: PackedDataset, sample_ids: NDArray[np.int64], index: int) -> Sample:
     """Read all needed columns of the sample at an index."""
     return dataset.pack_reader[int(sample_ids[index])]
-
-
-# Counts of fetches of loader workers, for the loader: shared memory, a row per worker.
-
-
-class WorkerCounts(SharesTensors):
-    """Counts of num_workers processes, since the beginning; a restarted worker continues in the same row."""
-
-    def __init__(self, num_workers: int):
-        zeros = shared_zeros if num_workers else torch.zeros
-        self._rows = zeros(num_workers, len(FetchCounts._fields), dtype=torch.int64)
-
-    def teller(self, worker: int, tallies: Sequence[FetchTally]) -> Callable[[], None]:
-        """Return a function that reports fetched files to the loader; a worker calls the function from time to time."""
-        row = self._rows[worker].numpy()
-        at_start = _total(tallies)
-        told, last = row.copy(), at_start
-
-        def tell() -> None:
-            nonlocal last
-            now = _total(tallies)
-            if now != last:
-                row[:] = told + now - at_start
-                last = now
-
-        return tell
-
-    @property
-    def total(self) -> FetchCounts:
-        return FetchCounts(*self._rows.sum(dim=0).tolist())
-
-
-class FetchMeter:
-    """Counts of files fetched by the loader and by workers, since the loader was made."""
-
-    def __init__(self, tallies: Sequence[FetchTally], workers: WorkerCounts):
-        self._tallies = tallies
-        self._workers = workers
-        self._at_start = _total(tallies)
-
-    @property
-    def total(self) -> FetchCounts:
-        here = [now - before for now, before in zip(_total(self._tallies), self._at_start, strict=True)]
-        return sum_counts([FetchCounts(*here), self._workers.total])
-
-
-def _total(tallies: Sequence[FetchTally]) -> FetchCounts:
-    return sum_counts([tally.total for tally in tallies])

@@ -58,6 +58,7 @@ class Workers:
         self._persistent = persistent
         self._batches: DataLoader[Item] | None = None
         self._watch: SampleWatch | None = None
+        self._waiting: Any = None  # iterator over the output of the latest workers
         self._turn = 0  # number of the latest iteration
         self._end: Callable[[], object] = lambda: None  # ends the workers of the latest iteration
 
@@ -84,6 +85,7 @@ class Workers:
             if "DataLoader worker" not in str(error):  # torch reports a worker that died during the start of others
                 raise
             raise self.error(error) from error
+        self._waiting = waiting
         self._watch_samples(lambda worker: waiting._workers[worker].kill())
         keep = False
         try:
@@ -106,6 +108,7 @@ class Workers:
             if turn == self._turn:
                 self._watch_no_more()
                 if not keep:
+                    self._waiting = None
                     self.end()
             elif not self._persistent:
                 end()  # workers of the latest iteration stay
@@ -116,6 +119,15 @@ class Workers:
                 "another iteration of this loader has begun, and persistent workers make batches of only one "
                 "iteration: use the newer iteration, make a second loader, or leave persistent_workers out"
             )
+
+    @property
+    def num_ready(self) -> int:
+        """Number of items made by workers, and not taken yet; may be read in any thread."""
+        waiting = self._waiting
+        if waiting is None:
+            return 0
+        early = [*waiting._task_info.values()]  # of each item asked for: its worker, then the item
+        return int(waiting._worker_result_queue.qsize()) + sum(len(each) > 1 for each in early)
 
     def end(self) -> None:
         """End the workers that run; the next iteration starts others."""

@@ -31,7 +31,7 @@ from .fetch_config import FetchTally
 from .local import LocalStorage, can_write
 from .locks import give_name, leftovers, lock_of, locked, remove_leftovers, temporary_name
 from .record import Record, touch
-from .retry import DEFAULT_RETRY, Retry
+from .retry import DEFAULT_RETRY, Retry, counted
 from .storage import Storage
 
 _PEER_POLL_S = 0.05  # between checks for a peer's download
@@ -112,8 +112,9 @@ class LocalCache:
         A valid file of a local dataset is read in place. `wait`: for another process, or a peer, that downloads the
         object. Raises StorageError if the object is not available in time, or the download is not valid.
         """
-        while (path := self._fetch(key, wanted, wait=wait)) is None and wait:
-            time.sleep(_PEER_POLL_S)  # while a peer downloads, see _from_peers
+        with counted(self.tally.add):
+            while (path := self._fetch(key, wanted, wait=wait)) is None and wait:
+                time.sleep(_PEER_POLL_S)  # while a peer downloads, see _from_peers
         return path
 
     def _fetch(self, key: str, wanted: Wanted, *, wait: bool) -> Path | None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, StorageError
 from .locks import file_of, locked, locked_shortly
 from .record import NEEDED_NOW, Outlook, Record, boot_id, touch
+from .retry import count_here
 
 _POLL_S = 0.05
 
@@ -163,6 +164,7 @@ class CacheQuota:
         elif found is not None and found.last_use > entry.last_use:
             ledger.put_back(found)  # the file was used since
         elif found is None or _delete(record_path):
+            count_here(num_evicted=int(found is not None))
             ledger.strike_out(file, entry.name)
         else:
             return [(ledger, entry)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,7 +51,9 @@ class FetchCounts(NamedTuple):
     """Number of objects found on this node, number of objects downloaded from the store, and downloaded bytes.
 
     from_peers, peer_bytes: objects and bytes from other nodes. peer_failures: number of missing or invalid answers of
-    other nodes.
+    other nodes. num_requests: requests to the store for these objects, num_retries of them after a failed request.
+    throttled_ms: pauses because the store throttled or was unwell, summed over threads. num_evicted: files deleted
+    under cache_limit.
     """
 
     hits: int = 0
@@ -60,22 +62,35 @@ class FetchCounts(NamedTuple):
     from_peers: int = 0
     peer_bytes: int = 0
     peer_failures: int = 0
+    num_requests: int = 0
+    num_retries: int = 0
+    throttled_ms: int = 0
+    num_evicted: int = 0
 
 
 class FetchTally:
-    """Fetch counts of the threads of a process, without a lock: a fork could copy a held lock."""
+    """Fetch counts of the threads of a process, without a lock: a fork could copy a held lock.
+
+    tell: called after each addition, in any thread.
+    """
 
     def __init__(self) -> None:
+        self.tell: Callable[[], None] = _nobody
         self._of_threads: dict[int, FetchCounts] = {}  # each thread writes only the thread's own counts
 
     def add(self, **counts: int) -> None:
         """Add to some of the counts, by the names in FetchCounts."""
         thread = threading.get_ident()
         self._of_threads[thread] = sum_counts([self._of_threads.get(thread, FetchCounts()), FetchCounts(**counts)])
+        self.tell()
 
     @property
     def total(self) -> FetchCounts:
         return sum_counts(list(self._of_threads.values()))
+
+
+def _nobody() -> None:
+    """Tell nobody."""
 
 
 def sum_counts(counts: Sequence[FetchCounts]) -> FetchCounts:

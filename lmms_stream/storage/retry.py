@@ -12,8 +12,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -50,6 +51,26 @@ class Retry:
 
 DEFAULT_RETRY = Retry()
 
+Count = Callable[..., None]  # adds to some counts, by the names in FetchCounts
+_count: ContextVar[Count | None] = ContextVar("count", default=None)
+
+
+@contextmanager
+def counted(count: Count) -> Iterator[None]:
+    """Count the requests and evictions of this thread inside, with the requests' own threads."""
+    before = _count.set(count)
+    try:
+        yield
+    finally:
+        _count.reset(before)
+
+
+def count_here(**amounts: int) -> None:
+    """Add to the counts of the innermost `counted` of this thread, if any."""
+    count = _count.get()
+    if count is not None:
+        count(**amounts)
+
 
 class _GivenUpError(Exception):
     """Nobody waits for this request any more."""
@@ -84,6 +105,10 @@ def persist(
     ) from error
 
 
+def _uncounted(**amounts: int) -> None:
+    """Count nothing."""
+
+
 class _Request(Generic[T]):
     """Attempts at a request."""
 
@@ -96,6 +121,7 @@ class _Request(Generic[T]):
         refusal: Callable[[Exception], StorageError | None],
     ):
         self._action, self._where, self._retry, self._refusal = action, where, retry, refusal
+        self._count = _count.get() or _uncounted  # of the asking thread
         self.outcome: list[T] = []
         self.last_error: Exception | None = None
         self.num_attempts = self._num_failures = 0
@@ -107,6 +133,7 @@ class _Request(Generic[T]):
         begun = time.monotonic()
         while not self.given_up.is_set():
             self.num_attempts += 1
+            self._count(num_requests=1, num_retries=int(self.num_attempts > 1))
             try:
                 self.outcome.append(self._action(self._proceed))
                 return
@@ -117,7 +144,10 @@ class _Request(Generic[T]):
                     return
                 _report(self._where, error, waited_s=time.monotonic() - begun, limit_s=self._retry.timeout_s)
                 backoff_s = min(FIRST_BACKOFF_S * 2 ** min(self.num_attempts - 1, 9), LONGEST_BACKOFF_S)
-                self.given_up.wait(backoff_s * random.SystemRandom().uniform(0.5, 1))
+                backoff_s *= random.SystemRandom().uniform(0.5, 1)
+                if is_throttled(error):
+                    self._count(throttled_ms=round(1000 * backoff_s))  # before the pause: others see it at once
+                self.given_up.wait(backoff_s)
 
     def _proceed(self) -> None:
         if self.given_up.is_set():

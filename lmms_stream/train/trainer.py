@@ -123,7 +123,7 @@ class PackedTrainer(TrainerParts):
                     self.begin_filled()
                 self.model.train()
                 self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
-                with self.run_log.running(self.schedule, step=self.step, position=self.position):
+                with self.run_log.running(self.schedule, step=self.step, position=self.position, rank=self.meter.rank):
                     self.saver.probe()
                     self.meter.start()
                     loop = Loop(self, stop, is_automatic=choice == "auto")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from lmms_stream.loader.counts import WorkerCounts
 from lmms_stream.loader.loader import PackedLoader
-from lmms_stream.loader.worker import WorkerCounts
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor

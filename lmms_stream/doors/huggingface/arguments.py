@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from ...errors import ConfigError, LmmsStreamError
 from ...processors.base import Compared
 from ...train.run.optimizers import OF_TORCH
-from ...train.run.settings import BETAS, EPSILON, BestConfig, TrainConfig, share_of_run
+from ...train.run.settings import BETAS, EPSILON, BestConfig, Reporter, TrainConfig, share_of_run
 from ...types import World
 from . import fields
 
@@ -29,7 +29,7 @@ SAME = (
 _SCHEDULES = {"constant_with_warmup": "constant"}  # transformers' name -> ours, if different
 _QUADRATIC = ("sdpa", "eager")  # their forward costs tokens times tokens, and masks other samples' tokens
 LAUNCHED = "launched_values"  # arguments of a launch file: values of TrainConfig without a field of transformers
-_REPORTERS = ("tensorboard", "wandb")
+_REPORTERS = get_args(Reporter)
 
 
 def option(arguments: TrainingArguments, name: str) -> Any:

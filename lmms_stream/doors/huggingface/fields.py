@@ -167,7 +167,7 @@ ROWS = (
     refused("adafactor", "it is deprecated: set optim"),
     moot("group_by_length", _PACKS),
     moot("length_column_name", _PACKS),
-    honoured("report_to", "report_to of TensorBoard and Weights & Biases; others are named in a warning, and theirs are callbacks to pass"),
+    honoured("report_to", "report_to of TensorBoard, Weights & Biases, prometheus and otlp; others are named in a warning, and theirs are callbacks to pass"),
     moot("project", "it is Trackio's"),
     moot("trackio_space_id", "it is Trackio's"),
     moot("ddp_find_unused_parameters", _SHARDED + "; parameters that a rank did not use have gradients of 0"),

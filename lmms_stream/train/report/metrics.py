@@ -22,6 +22,7 @@ from ...storage.fetch_config import FetchCounts
 from ...types import Batch, World
 from ..model.flops import ImageFlops, ModelFlops, peak_tflops
 from ..run.distributed import gather
+from .rank_figures import RankMeter
 
 logger = logging.getLogger("lmms_stream")
 
@@ -331,6 +332,7 @@ class Meter:
         self._units = [0.0] * len(objectives)
         self._grad_norms: list[float] = []
         self._wait_s = self._aside_s = 0.0
+        self.rank = RankMeter(loader)
         self.pack_tokens = (0.0, 0.0, 0.0)  # of the last record: mean, least and most of a pack
         self._since = time.monotonic()
 
@@ -362,6 +364,7 @@ class Meter:
     def count(self, batches: Sequence[Batch]) -> StepCounts:
         """Return the counts of this rank's batches of a step."""
         mine = count_step(batches, packing_lengths=self._packing_lengths, flops=self._flops, wait_s=self._wait_s)
+        self.rank.add(mine.num_tokens, mine.num_loss_tokens, wait_s=self._wait_s)
         self._wait_s = 0.0
         return mine
 
@@ -427,7 +430,7 @@ class Meter:
         return figures if self._peak is None else figures | {"perf/mfu": tflops / self._peak}
 
     def _fetches(self, everyone: torch.Tensor, seconds: float) -> dict[str, float]:
-        """Return fetches of all ranks since the last record. everyone: float64[world_size, 6], since the beginning."""
+        """Return fetches of all ranks since the last record. everyone: float64[world_size, counts] from the start."""
         total = FetchCounts(*map(int, everyone.sum(dim=0).tolist()))
         new = FetchCounts(*(now - before for now, before in zip(total, self._fetched, strict=True)))
         self._fetched = total
@@ -436,6 +439,9 @@ class Meter:
             "data/cache_hits": new.hits,
             "data/cache_misses": new.misses,
         }
+        if total.num_retries:
+            figures["data/retries"] = new.num_retries
+            figures["data/throttled_s"] = new.throttled_ms / 1000
         if total.from_peers or total.peer_failures:
             figures["data/from_peers"] = new.from_peers
             figures["data/from_peers_mb_per_s"] = new.peer_bytes / 1e6 / seconds

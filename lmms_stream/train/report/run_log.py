@@ -27,6 +27,8 @@ from ...types import World
 from ..run.phases import Phases
 from ..run.schedules import Schedule
 from ..run.settings import Reporter, TrainConfig
+from .exporter import check_exporters, exported
+from .rank_figures import RankMeter
 from .standstill import Standstill
 from .train_log import LOG_NAME, ROOM, RecordFile, history, line_of, read_log, record_of
 
@@ -55,14 +57,16 @@ class RunLog:
         return {} if self._kept is None else self._kept.part(step)
 
     @contextmanager
-    def running(self, schedule: Schedule, *, step: int, position: int) -> Iterator[None]:
-        """Report the steps inside. step: number of finished steps. position: in the schedule."""
+    def running(self, schedule: Schedule, *, step: int, position: int, rank: RankMeter | None = None) -> Iterator[None]:
+        """Report the steps inside. step: finished steps. position: in the schedule. rank: this rank's figures."""
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
         settings = dataclasses.asdict(self._args)
         with ExitStack() as stack:
             stack.callback(self._end)
+            if rank is not None:
+                stack.enter_context(exported(rank.figures, self._args.report_to, world=self._world))
             if is_first:
                 for report in open_reports(output_dir, self._args.report_to, first_step=step + 1, settings=settings):
                     stack.callback(report.close)
@@ -304,7 +308,8 @@ class WeightsAndBiases:
 
 def check_reporters(report_to: Sequence[Reporter]) -> None:
     """Raise ConfigError for a reporter without an installed package."""
-    for name in report_to:
+    check_exporters(report_to)
+    for name in {"tensorboard", "wandb"} & {*report_to}:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # not a package, but a folder of the same name, for example W&B's
             raise ConfigError(f"train.report_to {name} needs the package {name}: pip install 'lmms-stream[{name}]'")

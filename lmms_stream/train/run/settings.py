@@ -17,7 +17,7 @@ from ...mds.dataset_config import check_names
 
 Packed = PackedDataset | HasCore | OpensLoader
 Datasets = Packed | Mapping[str, Packed]
-Reporter = Literal["tensorboard", "wandb"]
+Reporter = Literal["tensorboard", "wandb", "prometheus", "otlp"]
 # Interval: a number of steps, the end of each epoch, or never (False: a bare no of YAML).
 When = int | Literal["no", "epoch", False]
 _AT_LEAST_1 = (
@@ -359,7 +359,7 @@ class TrainConfig:
     # steps per record, see Meter; "epoch": a record at the end of each epoch; "no": no records
     logging_steps: When = 1
     logging_first_step: bool = False  # write a record of the first step, whatever logging_steps is
-    report_to: list[Reporter] = field(default_factory=list)  # further targets of records besides train_log.jsonl
+    report_to: list[Reporter] = field(default_factory=list)  # more targets of records, and of figures of each rank
     log_sample_ids: bool = False  # log the sample ids of each step's global batch, to compare runs
     alerts: AlertsConfig = field(default_factory=AlertsConfig)  # warnings of the log
     peak_tflops: float | None = None  # peak TFLOP/s of a device, for MFU on devices outside the table (flops.py)

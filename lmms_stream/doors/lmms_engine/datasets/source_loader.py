@@ -15,6 +15,7 @@ from ....errors import ConfigError, LmmsStreamError, WorkerError
 from ....loader.agreement import Agreement
 from ....loader.batch_maker import Collator, Ready
 from ....loader.collate import PackCollator, collate, for_checked
+from ....loader.counts import LoaderCounts
 from ....loader.worker import PackWorker
 from ....loader.workers import StartMethod, Workers
 from ....plan.assign import check_global_batch
@@ -114,6 +115,11 @@ class SourceLoader:
             start_method=start_method,
             timeout_s=timeout_s,
         )
+
+    @property
+    def counts(self) -> LoaderCounts:
+        """See PackedLoader; sources are not counted."""
+        return LoaderCounts({}, [], self._workers.num_ready)
 
     @property
     def deal_settings(self) -> dict[str, Any]:

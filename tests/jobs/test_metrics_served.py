@@ -1,0 +1,94 @@
+"""Metrics that ranks serve to Prometheus: the log's own figures, by rank, source and worker."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from lmms_stream.errors import ConfigError
+from lmms_stream.train.report.exporter import DEFAULT_PORT, PORT, exported
+from lmms_stream.train.report.rank_figures import RankMeter
+from lmms_stream.train.report.train_log import read_log
+from lmms_stream.types import World
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.conftest import last_words
+
+from .launcher import run_job
+from .runs import JOB_S, write_chat_run
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def served(few_chats: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output_dir of a run of two ranks with a worker each, and the metrics that each rank served at the end."""
+    folder = tmp_path_factory.mktemp("served")
+    path = write_chat_run(folder / "run.yaml", few_chats, tokenizer, max_steps=STEPS, timeout_s=60)
+    done = run_job(2, "tests.jobs.metrics_job", str(path), timeout_s=JOB_S)
+    assert done.returncode == 0, last_words(done.stderr)
+    return folder / "default"
+
+
+def metrics_of(output: Path) -> dict[str, list[Metric]]:
+    """The metrics of both ranks, by name."""
+    found: dict[str, list[Metric]] = {}
+    for rank in range(2):
+        for metric in text_string_to_metric_families((output / f"metrics-{rank}.txt").read_text()):
+            found.setdefault(metric.name, []).append(metric)
+    return found
+
+
+def test_metrics_of_two_ranks_are_the_figures_of_the_log(served: Path) -> None:
+    found, records = metrics_of(served), read_log(served)
+
+    def values(name: str, **labels: str) -> list[float]:
+        return [
+            sample.value
+            for metric in found[f"lmms_stream_{name}"]
+            for sample in metric.samples
+            if sample.name.endswith("_total") == (metric.type == "counter") and labels.items() <= sample.labels.items()
+        ]
+
+    assert values("steps") == [STEPS] * 2
+    assert sum(values("tokens")) == sum(record["num_tokens"] for record in records)
+    assert sum(values("loss_tokens")) == sum(record["num_loss_tokens"] for record in records)
+    longest = sum(record["data/wait_share"] * record["seconds"] for record in records)  # of the slower rank each
+    assert max(values("wait_seconds")) <= longest * 1.0001 <= sum(values("wait_seconds")) * 1.0002
+    assert sum(values("cache_hits")) == sum(record["data/cache_hits"] for record in records)
+    assert sum(values("downloads")) == sum(record["data/cache_misses"] for record in records)
+    for rank in "01":
+        (making,), (reading,) = (
+            values("making_seconds", rank=rank, worker="0"),
+            values("reading_seconds", rank=rank, worker="0"),
+        )
+        assert 0 < reading < making
+        assert values("packs", rank=rank, worker="0", source="data") >= [2 * STEPS]  # and some ahead
+        (slowest,) = values("slowest_sample_seconds", rank=rank)
+        assert 0 < slowest <= making
+        waits = [values("step_wait_seconds", rank=rank, quantile=each) for each in ("0.5", "0.95", "0.99")]
+        assert waits == sorted(waits)
+        assert values("queue_depth", rank=rank)
+
+
+def test_a_port_in_use_is_named_with_the_variable_that_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = RankMeter(loader=None)  # type: ignore[arg-type]  # nobody asks for its figures
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv(PORT, str(port))
+        with (
+            pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be had for prometheus .*: set {PORT}"),
+            exported(meter.figures, ["prometheus"], world=World()),
+        ):
+            pass
+    monkeypatch.setenv(PORT, "metrics")
+    with (
+        pytest.raises(ConfigError, match=f"{PORT} must be a port from 1 to 65535, .* got metrics"),
+        exported(meter.figures, ["prometheus"], world=World()),
+    ):
+        pass
+    assert DEFAULT_PORT == 9464  # of OpenTelemetry's specification
