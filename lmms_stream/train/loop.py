@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
-from .run.counts import TrainedOn, Votes, agree, read
+from .run.counts import Reading, TrainedOn, Votes, agree
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
@@ -26,6 +26,15 @@ from .trainer_state import state_of
 
 class StoppedError(TrainingError):
     """The run was stopped by a signal, after saving a checkpoint."""
+
+
+class Unread(NamedTuple):
+    """A step whose values the host has not read. units: of each logged objective, over all ranks."""
+
+    reading: Reading
+    units: list[float]
+    step: int
+    is_trained_on: bool
 
 
 class Loop:
@@ -42,6 +51,7 @@ class Loop:
         self._saved = trainer.counts.step or -1  # a resumed run has the checkpoint of this step
         self._trained_on = TrainedOn(trainer.loader.sources)
         self._losses = 0.0  # sum of losses of logged steps
+        self._unread: Unread | None = None  # the latest step
         self._batches: list[Batch] = []  # batches of the latest step
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
@@ -72,6 +82,7 @@ class Loop:
         """Finish the run: last log, save and best model; return its output."""
         trainer = self.trainer
         self._trained_on.end()
+        self._read()
         if self._flow.logs_the_end:
             self.log()
         if self._flow.saves_the_end and self._saved != self._step:
@@ -178,15 +189,18 @@ class Loop:
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
         self._learning_rate = trainer.schedule.learning_rate
-        grad_norm, losses = self._update(self._grad_norm(), losses, is_trained_on=is_trained_on)
+        grad_norm = self._grad_norm()
+        reading = Reading(grad_norm, losses)
+        self._update(grad_norm, reading, is_trained_on=is_trained_on)
+        self._read()  # the step before, while the device does this one
         counts.step += 1
+        self._unread = Unread(reading, trainer.steps.units_of_logged(units), counts.step, is_trained_on)
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
         trainer.schedule.move(trainer.position)
-        trainer.meter.end_step(losses, trainer.steps.units_of_logged(units), grad_norm=grad_norm)
         trainer.run_log.end_step(trainer.position)
-        self._alerts.end_step(batches, step=counts.step, grad_norm=grad_norm)
+        self._alerts.end_step(batches, step=counts.step)
         self._batches = batches
         return agreed.votes.stop > 0
 
@@ -195,37 +209,43 @@ class Loop:
         with trainer.phases.doing("grad_norm"):
             return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
-    def _update(self, norm: torch.Tensor, losses: torch.Tensor, *, is_trained_on: bool) -> tuple[float, torch.Tensor]:
+    def _update(self, norm: torch.Tensor, reading: Reading, *, is_trained_on: bool) -> None:
         """Update the parameters, except if a gradient is not finite or the step trains on nothing.
 
-        Return the norm, and the losses on the CPU. The device decides if the optimizer can leave the update out there:
-        the host then waits after all work of the step is queued. Otherwise, and for an average, the host decides.
+        The device decides if the optimizer can leave the update out there. Otherwise, and for an average, the host
+        waits for the norm and decides.
         """
         trainer = self.trainer
         trainer.callbacks.call("on_pre_optimizer_step")
-        is_updated = False
-        if is_trained_on and trainer.average is None:
+        if is_trained_on:  # otherwise weight decay and momentum would change the parameters
             with trainer.phases.doing("optimizer"):
-                is_updated = step_if_finite(trainer.optimizer, norm)
-        grad_norm, losses = read(norm, losses)
-        if not is_trained_on:
-            pass  # weight decay and momentum would change the parameters
-        elif math.isfinite(grad_norm):
-            if not is_updated:
-                with trainer.phases.doing("optimizer"):
+                is_decided = trainer.average is None and step_if_finite(trainer.optimizer, norm)
+                if not is_decided and math.isfinite(reading.values[0]):
                     trainer.optimizer.step()
                     if trainer.average is not None:
                         trainer.average.update()
-        else:
-            trainer.counts.num_skipped_steps += 1
-            if trainer.counts.num_skipped_steps > trainer.config.max_skipped_steps:
-                raise TrainingError(
-                    f"the gradient norm is {grad_norm} at step {self._step + 1}, the "
-                    f"{trainer.counts.num_skipped_steps}th time: lower learning_rate, or raise max_skipped_steps"
-                )
         trainer.callbacks.call("on_optimizer_step")
         trainer.optimizer.zero_grad()
-        return grad_norm, losses
+
+    def _read(self) -> None:
+        """Count the gradient norm and the losses of the latest step, unless they are counted; wait for them.
+
+        A step is read once the next is queued, or before a log or a save.
+        """
+        if self._unread is None:
+            return
+        trainer, counts = self.trainer, self.trainer.counts
+        (reading, units, step, is_trained_on), self._unread = self._unread, None
+        grad_norm, losses = reading.values
+        trainer.meter.end_step(losses, units, grad_norm=grad_norm)
+        self._alerts.end_reading(grad_norm)
+        if is_trained_on and not math.isfinite(grad_norm):
+            counts.num_skipped_steps += 1
+            if counts.num_skipped_steps > trainer.config.max_skipped_steps:
+                raise TrainingError(
+                    f"the gradient norm is {grad_norm} at step {step}, the {counts.num_skipped_steps}th time: lower "
+                    "learning_rate, or raise max_skipped_steps"
+                )
 
     def _end_step(self, *, is_stopped: bool) -> None:
         trainer = self.trainer
@@ -262,6 +282,7 @@ class Loop:
         if self._logged == self._step:
             return
         self._logged = self._step
+        self._read()
         record: dict[str, Any] = {
             "step": self._step,
             **trainer.meter.record(),
@@ -306,6 +327,7 @@ class Loop:
         trainer = self.trainer
         trainer.callbacks.control.should_save = False
         self._clock.restart()
+        self._read()
         with trainer.phases.doing("save"), trainer.meter.aside():
             if trainer.best.step == self._step:
                 trainer.best.checkpoint = trainer.saver.where(self._step)

@@ -13,37 +13,41 @@ from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.model.sharding import fits
 from lmms_stream.train.report.step_costs import reads
-from lmms_stream.train.run.counts import read
+from lmms_stream.train.run.counts import Reading
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "is_logged", "num_reads"),
     [
-        {"optim": "muon", "ema_decay": 0.9},
-        {"per_device_batch": 2, "logging_steps": 2},
+        ({"optim": "muon", "ema_decay": 0.9}, True, [1, 1, 1]),
+        ({"per_device_batch": 2}, True, [1, 1, 1]),
+        ({"per_device_batch": 2}, False, [0, 1, 1]),  # of the step before
     ],
-    ids=["each", "together"],
+    ids=["each", "together", "late"],
 )
-def test_a_step_reads_the_device_once(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Of four packs, with the record of the step."""
+def test_a_step_reads_the_device_once(
+    settings: dict[str, Any], is_logged: bool, num_reads: list[int], tmp_path: Path
+) -> None:
+    """Of four packs, with the record of the step or without."""
     write_tokens(tmp_path / "data", num_samples=200)
-    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, global_batch=4, **settings)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=3, global_batch=4, **settings)
     trainer = trainer_of(run, "model.attention=sdpa")
     trainer.build()
     with StopSignal() as stop, trainer.run_log.running(trainer.schedule, step=0, position=0):
         trainer.model.train()
         trainer.meter.start()
         loop, found = Loop(trainer, stop), []
-        for batches, _ in zip(trainer.data.steps_of(iter(trainer.loader)), range(2), strict=False):
+        for batches, _ in zip(trainer.data.steps_of(iter(trainer.loader)), range(3), strict=False):
             with reads() as counts:
                 stopped = loop.train_step(batches)
-                loop.log()
+                if is_logged:
+                    loop.log()
             assert not stopped
             found.append(dict(counts))
-    assert found == [{"counts.py:read": 1}] * 2
+    assert found == [{"counts.py:values": each} if each else {} for each in num_reads]
 
 
 def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
@@ -59,10 +63,10 @@ def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
 
 def test_the_norm_and_the_losses_are_read_as_they_are() -> None:
     losses = torch.tensor([[[0.1, 1e300], [3.0, 0.0]]], dtype=torch.float64)
-    norm, found = read(torch.tensor(0.1), losses)
+    norm, found = Reading(torch.tensor(0.1), losses).values
     assert norm == float(torch.tensor(0.1))
     assert torch.equal(found, losses)
-    assert math.isnan(read(torch.tensor(math.nan), losses)[0])
+    assert math.isnan(Reading(torch.tensor(math.nan), losses).values[0])
 
 
 @pytest.mark.parametrize("labels", [[-100, 5, -100, 6], [-100] * 4, [-100, 1, 2, 3], [-100]])

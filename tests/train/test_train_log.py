@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lmms_stream.errors import DataError, StorageError
+from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.run_log import RunLog, StepProfiler, open_reports
 from lmms_stream.train.report.train_log import LOG_NAME, RecordFile, history, read_log
 from lmms_stream.train.run.schedules import Schedule
@@ -86,7 +87,8 @@ def test_steps_without_an_update_are_counted_and_left_out_of_the_gradient_norm(t
     path = write_run(
         tmp_path / "run.yaml", tmp_path / "data", max_steps=4, learning_rate=1e38, lr_scheduler_type="constant"
     )
-    for name, *options in (("single",), ("together", "train.log_sample_ids=false", "train.logging_steps=2")):
+    together_by_two = ("together", "train.log_sample_ids=false", "train.logging_steps=2", "train.save_steps=3")
+    for name, *options in (("single",), together_by_two):
         trainer_of(path, f"train.output_dir={tmp_path / name}", *options).train()
     for line in (tmp_path / "single" / "train_log.jsonl").read_text().splitlines():
         strict_json(line)
@@ -100,6 +102,9 @@ def test_steps_without_an_update_are_counted_and_left_out_of_the_gradient_norm(t
         (4, 2, 3),
     ]
     assert [record["grad_norm"] for record in together] == [norms[0], None]
+    saved = checkpoints(tmp_path / "together" / "checkpoints")
+    counts = [json.loads((each / "trainer.json").read_text()) for each in saved]
+    assert [(each["step"], each["num_skipped_steps"]) for each in counts] == [(3, 2), (4, 3)]  # 3 has no record
 
 
 def steps(*ranges: tuple[int, int]) -> list[dict[str, Any]]:

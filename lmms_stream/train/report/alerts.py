@@ -77,12 +77,13 @@ class Alerts:
         self._spikes = Spikes(deviations=config.alerts.spike, window=WINDOW)
         self._waits: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # seconds waited, and of records
         self._window: StepRange | None = None  # steps after the last record
+        self._latest: StepRange | None = None  # the latest step
         self._not_finite: StepRange | None = None  # from the first to the last of these steps without an update
         self._episodes: dict[Kind, Episode] = {}
         self._told: dict[Kind, StepRange] = {}  # of open episodes
         self._cursor = self._cursor_now()
 
-    def end_step(self, batches: Sequence[Batch], *, step: int, grad_norm: float) -> None:
+    def end_step(self, batches: Sequence[Batch], *, step: int) -> None:
         """Add a finished step with this rank's batches. step: number from 1."""
         read = self._loader.step
         samples = tuple(ids_on_host(batches, most=MAX_SAMPLES))
@@ -92,8 +93,12 @@ class Alerts:
         )  # fmt: skip
         self._cursor = self._cursor_now()
         self._window = done if self._window is None else self._window.joined(done)
-        if not math.isfinite(grad_norm):
-            self._not_finite = done if self._not_finite is None else self._not_finite.joined(done)
+        self._latest = done
+
+    def end_reading(self, grad_norm: float) -> None:
+        """Add the gradient norm of the latest step."""
+        if (latest := self._latest) is not None and not math.isfinite(grad_norm):
+            self._not_finite = latest if self._not_finite is None else self._not_finite.joined(latest)
 
     def of(self, record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         """Return the alerts of a record, to add to the record; {} without alerts.

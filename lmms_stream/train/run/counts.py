@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,10 +136,25 @@ def agreed(everyone: NDArray[np.float64], *, num_units: int, replication: int) -
     )
 
 
-# Values that the host reads from the device in a step, in one transfer: the only wait for the device.
+# Values of a step that the host reads from the device, in one transfer: the only wait for the device.
 
 
-def read(grad_norm: torch.Tensor, losses: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """The norm, and the losses on the CPU: float64 of their shape."""
-    norm, *values = torch.cat([each.detach().double().flatten() for each in (grad_norm, losses)]).tolist()
-    return norm, torch.tensor(values, dtype=torch.float64).view(losses.shape)
+class Reading:
+    """The gradient norm and the losses of a step, copied to the host while its next work is queued."""
+
+    def __init__(self, grad_norm: torch.Tensor, losses: torch.Tensor):
+        self._shape, self._copied = losses.shape, None
+        self._on_way = torch.cat([each.detach().double().flatten() for each in (grad_norm, losses)])
+        if self._on_way.is_cuda:  # only into page-locked memory does the copy leave the host free
+            on_host = torch.empty_like(self._on_way, device="cpu", pin_memory=True)
+            self._on_way = on_host.copy_(self._on_way, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    @cached_property
+    def values(self) -> tuple[float, torch.Tensor]:
+        """The norm, and the losses on the CPU, float64 of their shape; the first use waits for the step."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        norm, *losses = self._on_way.tolist()
+        return norm, torch.tensor(losses, dtype=torch.float64).view(self._shape)
