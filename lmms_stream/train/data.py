@@ -75,10 +75,9 @@ class RunData:
         *,
         collator: Collator,
         world: World,
-        device: torch.device,
         open_rows: Callable[[Any], Any],
     ):
-        self.config, self._collator, self._world, self._device = config, collator, world, device
+        self.config, self._collator, self._world = config, collator, world
         self._open_rows = open_rows
         if train_dataset is None:
             raise ConfigError("train_dataset is missing: give a dataset, or several by name")
@@ -200,7 +199,6 @@ class RunData:
             **options,
             "world": self._world,
             "pad_to": config.pad_to,
-            "pin_memory": self._device.type == "cuda",
             "timeout_s": config.timeout_s,
             "start_method": "server",
             "collator": self._collator,

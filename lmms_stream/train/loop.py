@@ -17,7 +17,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
-from .run.counts import Reading, TrainedOn, Votes, agree
+from .run.counts import StepReading, TrainedOn, Votes, agree
 from .run.distributed import cpu_group, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
@@ -31,7 +31,7 @@ class StoppedError(TrainingError):
 class Unread(NamedTuple):
     """A step whose values the host has not read. units: of each logged objective, over all ranks."""
 
-    reading: Reading
+    reading: StepReading
     units: list[float]
     step: int
     is_trained_on: bool
@@ -190,7 +190,7 @@ class Loop:
         losses = trainer.training_step(batches, units)
         self._learning_rate = trainer.schedule.learning_rate
         grad_norm = self._grad_norm()
-        reading = Reading(grad_norm, losses)
+        reading = StepReading(grad_norm, losses)
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
         self._read()  # the step before, while the device does this one
         counts.step += 1
@@ -209,7 +209,7 @@ class Loop:
         with trainer.phases.doing("grad_norm"):
             return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
-    def _update(self, norm: torch.Tensor, reading: Reading, *, is_trained_on: bool) -> None:
+    def _update(self, norm: torch.Tensor, reading: StepReading, *, is_trained_on: bool) -> None:
         """Update the parameters, except if a gradient is not finite or the step trains on nothing.
 
         The device decides if the optimizer can leave the update out there. Otherwise, and for an average, the host

@@ -81,7 +81,7 @@ class PackedTrainer(TrainerParts):
         self.output_dir = Path(self.config.output_dir)
         self.run_log = RunLog(self.config, world=self.world)
         self.data = RunData(
-            self.config, inputs.train_dataset, inputs.eval_dataset, world=self.world, device=self.device,
+            self.config, inputs.train_dataset, inputs.eval_dataset, world=self.world,
             collator=inputs.data_collator or self.task.collate, open_rows=inputs.open_rows,
         )  # fmt: skip
         self.loader = self.data.loader

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +18,7 @@ from lmms_stream.train.model.attention import VARLEN
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing, step_seconds
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.tasks.task import on_device
+from lmms_stream.train.tasks.task import in_thread, on_device
 
 from .test_model import TINY
 
@@ -121,3 +124,26 @@ def test_batches_are_copied_in_their_order_and_on_a_cpu_when_they_are_asked_for(
     assert next(copied).input_ids.tolist() == [[1]]
     assert taken == [0]
     assert [batch.input_ids.tolist() for batch in copied] == [[[2]], [[3]]]
+
+
+def test_batches_are_made_in_a_thread_two_ahead_and_an_error_comes_in_its_turn() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(6):
+            taken.append(number)
+            yield number
+
+    def make(number: int) -> tuple[int, str]:
+        if number == 4:
+            raise ValueError("the fifth")
+        return number, threading.current_thread().name
+
+    with ThreadPoolExecutor(1, "copies") as thread:
+        made, found = in_thread(make, items(), thread=thread), []
+        for each in range(4):
+            found.append(next(made))
+            assert taken == list(range(min(each + 3, 6)))
+        with pytest.raises(ValueError, match="the fifth"):
+            next(made)
+    assert found == [(number, "copies_0") for number in range(4)]

@@ -27,7 +27,7 @@ from lmms_stream.plugins.tasks.flow_matching import FlowMatching
 from lmms_stream.plugins.tasks.images import collate_images
 from lmms_stream.plugins.tasks.kto import KTO
 from lmms_stream.plugins.tasks.masked_diffusion import MaskedDiffusion, MaskedModel, collate_whole
-from lmms_stream.train.run.counts import Reading
+from lmms_stream.train.run.counts import StepReading
 from lmms_stream.train.run.optimizers import clip_gradients, step_if_finite
 from lmms_stream.train.tasks.causal import CausalLanguageModelling
 from lmms_stream.train.tasks.reference import measured_log_probs
@@ -72,7 +72,7 @@ def step(task: Any, model: Any, packs: Sequence[Batch], **options: Any) -> None:
         optimizer.zero_grad()
     assert losses.device == norm.device == META
     with pytest.raises(NotImplementedError, match="meta"):
-        _ = Reading(norm, losses).values  # the only read of a step, of a copy that is queued before its update
+        _ = StepReading(norm, losses).values  # the only read of a step, of a copy that is queued before its update
 
 
 def texts(number: int, *, collate: Any = collate) -> Any:

@@ -13,7 +13,7 @@ from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.model.sharding import fits
 from lmms_stream.train.report.step_costs import reads
-from lmms_stream.train.run.counts import Reading
+from lmms_stream.train.run.counts import StepReading
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
@@ -63,10 +63,10 @@ def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
 
 def test_the_norm_and_the_losses_are_read_as_they_are() -> None:
     losses = torch.tensor([[[0.1, 1e300], [3.0, 0.0]]], dtype=torch.float64)
-    norm, found = Reading(torch.tensor(0.1), losses).values
+    norm, found = StepReading(torch.tensor(0.1), losses).values
     assert norm == float(torch.tensor(0.1))
     assert torch.equal(found, losses)
-    assert math.isnan(Reading(torch.tensor(math.nan), losses).values[0])
+    assert math.isnan(StepReading(torch.tensor(math.nan), losses).values[0])
 
 
 @pytest.mark.parametrize("labels", [[-100, 5, -100, 6], [-100] * 4, [-100, 1, 2, 3], [-100]])

@@ -139,7 +139,7 @@ def agreed(everyone: NDArray[np.float64], *, num_units: int, replication: int) -
 # Values of a step that the host reads from the device, in one transfer: the only wait for the device.
 
 
-class Reading:
+class StepReading:
     """The gradient norm and the losses of a step, copied to the host while its next work is queued."""
 
     def __init__(self, grad_norm: torch.Tensor, losses: torch.Tensor):

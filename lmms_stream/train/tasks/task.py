@@ -7,10 +7,13 @@ loss does not depend on the ranks of the packs.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +21,8 @@ import torch
 from ...errors import ConfigError
 from ...types import Batch
 from ..model.model import PackedModel
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,30 +181,48 @@ def _number(name: str) -> int:
 
 
 def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches on the device; on a GPU the copy of the next batch begins before a batch is yielded."""
+    """Yield the batches on the device. On a GPU, up to two batches are copied ahead, by a thread and on a stream."""
     if device.type != "cuda":
         yield from (batch.to(device) for batch in batches)
         return
-    stream, waiting = _side_stream(device), None
-    for batch in batches:
+    stream = _side_stream(device)
+
+    def copied(batch: Batch) -> tuple[Batch, torch.cuda.Event]:
         pinned = batch if batch.input_ids.is_pinned() else batch.pin_memory()
         with torch.cuda.stream(stream):
-            copied = pinned.to(device), stream.record_event()
-        if waiting is not None:
-            yield _ready(*waiting)
-        waiting = copied
-    if waiting is not None:
-        yield _ready(*waiting)
+            return pinned.to(device), stream.record_event()
+
+    for batch, event in in_thread(copied, batches, thread=_copying_thread(device)):
+        current = torch.cuda.current_stream()
+        current.wait_event(event)
+        batch.record_stream(current)  # keeps its memory until this stream is done with it
+        yield batch
 
 
-def _ready(batch: Batch, event: torch.cuda.Event) -> Batch:
-    """Return the batch after making the current stream wait for the copy; keep the memory until the stream is done."""
-    current = torch.cuda.current_stream()
-    current.wait_event(event)
-    batch.record_stream(current)
-    return batch
+def in_thread(make: Callable[[Any], Made], items: Iterable[Any], *, thread: Executor, ahead: int = 2) -> Iterator[Made]:
+    """Yield make(item) of each item in order, made in a thread, up to `ahead` items before they are asked for.
+
+    An error of `make` is raised in its turn, one of `items` at once.
+    """
+    waiting: deque[Future[Made]] = deque()
+    left = iter(items)
+    try:
+        while True:
+            waiting.extend(thread.submit(make, item) for item in islice(left, ahead + 1 - len(waiting)))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+    finally:
+        for each in waiting:
+            each.cancel()
 
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+@cache
+def _copying_thread(device: torch.device) -> Executor:
+    # A thread begins on GPU 0, and would reserve memory of it on every rank.
+    return ThreadPoolExecutor(1, "lmms_stream-copies", initializer=torch.cuda.set_device, initargs=(device,))
