@@ -28,7 +28,7 @@ class StoppedError(TrainingError):
     """The run was stopped by a signal, after saving a checkpoint."""
 
 
-class Unread(NamedTuple):
+class UnreadStep(NamedTuple):
     """A step whose values the host has not read. units: of each logged objective, over all ranks."""
 
     reading: StepReading
@@ -51,7 +51,7 @@ class Loop:
         self._saved = trainer.counts.step or -1  # a resumed run has the checkpoint of this step
         self._trained_on = TrainedOn(trainer.loader.sources)
         self._losses = 0.0  # sum of losses of logged steps
-        self._unread: Unread | None = None  # the latest step
+        self._unread: UnreadStep | None = None  # the latest step
         self._batches: list[Batch] = []  # batches of the latest step
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
@@ -194,7 +194,7 @@ class Loop:
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
         self._read()  # the step before, while the device does this one
         counts.step += 1
-        self._unread = Unread(reading, trainer.steps.units_of_logged(units), counts.step, is_trained_on)
+        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), counts.step, is_trained_on)
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
