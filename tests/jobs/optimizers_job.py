@@ -1,7 +1,8 @@
 """A job: each optimizer over a sharded model, with the gradients of the steps given.
 
 Its argument is a folder with job.pt: {"model": …, "gradients": [[…]], "settings": {name: …}}. Beside it comes
-`found.pt`: by name, the parameters after the steps; and `orthogonal.pt`: how many matrices each rank made so, by shape.
+`found.pt`: by name, the parameters after the steps; and `orthogonal.pt`: the shapes of matrices that each rank has made
+orthogonal together, and the collectives of a step of Muon on rank 0.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from lmms_stream.train.report.step_costs import collectives
 from lmms_stream.train.run import optimizers
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.optimizers import build_optimizer
@@ -20,17 +22,27 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
+class Experts(torch.nn.Module):
+    """Experts in a single parameter, with their biases."""
+
+    def __init__(self, num_experts: int):
+        super().__init__()
+        self.of_experts = torch.nn.Parameter(torch.randn(num_experts, 6, 10))
+        self.of_experts_bias = torch.nn.Parameter(torch.randn(num_experts, 6))
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     job = torch.load(folder / "job.pt", weights_only=False)
     init_distributed(60.0)
     found = {}
+    counted_of: dict[str, dict[str, int]] = {}
     shapes: list[tuple[int, ...]] = []
     made_by = optimizers.orthogonal
 
-    def counted(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
-        shapes.append(tuple(matrix.shape))
-        return made_by(matrix, steps=steps)
+    def counted(matrices: torch.Tensor, *, steps: int) -> torch.Tensor:
+        shapes.append(tuple(matrices.shape))
+        return made_by(matrices, steps=steps)
 
     optimizers.orthogonal = counted
     for name, settings in job["settings"].items():
@@ -41,12 +53,14 @@ def main() -> None:
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 assert isinstance(parameter, DTensor)
                 parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
-            optimizer.step()
+            with collectives() as counts:
+                optimizer.step()
+            counted_of[name] = dict(counts)
         found[name] = [each.full_tensor().detach() for each in model.parameters() if isinstance(each, DTensor)]
     of_ranks: list[list[tuple[int, ...]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(of_ranks, shapes)
     if dist.get_rank() == 0:
-        torch.save(of_ranks, folder / "orthogonal.pt")
+        torch.save((of_ranks, counted_of), folder / "orthogonal.pt")
         torch.save(found, folder / "found.pt")
     dist.destroy_process_group()
 

@@ -12,8 +12,10 @@ from lmms_stream.train.run.optimizers import build_optimizer, step_if_finite
 from lmms_stream.train.run.settings import TrainConfig
 
 from tests.conftest import last_words
+from tests.rounds import in_long_rounds
 
 from ..jobs.launcher import run_job
+from ..jobs.optimizers_job import Experts
 
 NUM_STEPS = 3
 # Sizes that no number of ranks divides, tall and wide.
@@ -60,39 +62,47 @@ def step_with(
             optimizer.step()
 
 
-def test_two_ranks_make_the_updates_of_one_for_the_same_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=in_long_rounds)])
+def test_ranks_make_the_updates_of_one_for_the_same_gradients(num_ranks: int, tmp_path: Path) -> None:
     """To the last bit but one: what is computed for eight numbers at once and what is left over may round otherwise."""
-    model = small_model()
+    model = torch.nn.Sequential(*small_model(), torch.nn.Linear(*SHAPES[0]), Experts(5))
     gradients = some_gradients(model)
     settings = {name: {"learning_rate": 0.01, **each} for name, each in SETTINGS.items()}
     torch.save({"model": model, "gradients": gradients, "settings": settings}, tmp_path / "job.pt")
-    done = run_job(2, "tests.jobs.optimizers_job", str(tmp_path), timeout_s=120)
+    done = run_job(num_ranks, "tests.jobs.optimizers_job", str(tmp_path), timeout_s=120)
     assert done.returncode == 0, last_words(done.stderr)
     found = torch.load(tmp_path / "found.pt")
     for name, of_name in SETTINGS.items():
         expected = stepped(model, gradients, **of_name)
         torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-7, msg=name)
         assert not torch.equal(expected[0], next(model.parameters()))
-    first, second, third = ((columns, rows) for rows, columns in SHAPES)  # as a Linear has them
-    assert torch.load(tmp_path / "orthogonal.pt") == [[first, third] * NUM_STEPS, [second] * NUM_STEPS], "shared out"
+    of_ranks, counts = torch.load(tmp_path / "orthogonal.pt")
+    first, second, third = ((1, columns, rows) for rows, columns in SHAPES)  # as a Linear has them
+    owned = [[first, second], [first, third]] if num_ranks == 2 else [[first], [first], [second], [third]]
+    experts = [3, 2] if num_ranks == 2 else [2, 2, 1, 0]  # each rank's own
+    for rank, shapes in enumerate(of_ranks):
+        own = [(experts[rank], 6, 10)] if experts[rank] else []
+        assert shapes == [*owned[rank], *own] * NUM_STEPS, "owners"
+    assert counts["muon"] == {"all_to_all": 2 * 3}, "there and back, by shape; experts send nothing"
 
 
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 def test_muon_is_torchs_own_for_matrices_inside_the_model_and_adamw_for_all_else(scale: str) -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 31), *small_model())
+    model: Any = torch.nn.Sequential(torch.nn.Embedding(9, 31), *small_model(), torch.nn.Linear(*SHAPES[0]), Experts(3))
     gradients = some_gradients(model)
     ours = stepped(model, gradients, optim="muon", weight_decay=0.1, optim_args={"adjust_lr_fn": scale})
-    inner = [each for name, each in model.named_parameters() if name != "0.weight"]
-    matrices, others = [each for each in inner if each.ndim == 2], [each for each in inner if each.ndim == 1]
-    step_with(
-        model,
-        gradients,
-        [
-            torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn=scale),
-            torch.optim.AdamW([next(model.parameters())], lr=0.01, weight_decay=0.1, fused=True),
-            torch.optim.AdamW(others, lr=0.01, weight_decay=0.0, fused=True),
-        ],
-    )
+    *inner, experts = model[1:]
+    matrices, vectors = [each.weight for each in inner], [each.bias for each in inner]
+    single = [torch.nn.Parameter(each) for each in experts.of_experts.detach()]  # with the storage of all of them
+    with_torch = [
+        torch.optim.Muon([*matrices, *single], lr=0.01, weight_decay=0.1, adjust_lr_fn=scale),
+        torch.optim.AdamW([model[0].weight, experts.of_experts_bias], lr=0.01, weight_decay=0.1, fused=True),
+        torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.0, fused=True),
+    ]
+    for of_step in gradients:
+        for parameter, gradient in zip(single, of_step[-2], strict=True):
+            parameter.grad = gradient.clone()
+        step_with(model, [of_step], with_torch)
     torch.testing.assert_close(ours, [each.detach() for each in model.parameters()], rtol=0, atol=0)
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -183,20 +183,27 @@ def step_if_finite(optimizer: torch.optim.Optimizer, norm: torch.Tensor) -> bool
 #
 # Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) updates a matrix by its orthogonalized momentum.
 # A shard's orthogonalization differs from the matrix's, and torch's Muon, with shards, sums the products of the
-# iteration over ranks in bfloat16: after three steps two ranks are 10 % from one rank. Here momentum is sharded,
-# matrices are gathered, and each rank computes torch's update of some whole matrices, and sends it to the other ranks.
+# iteration over ranks in bfloat16: after three steps two ranks are 10 % from one rank. Here momentum is sharded. Each
+# matrix has an owner among the ranks with its parts: only the owner receives the parts, in bfloat16, the format of the
+# iteration. The owner computes torch's update, and each rank receives its part of the update. Matrices of one shape are
+# sent together and orthogonalized together. Copies of the model (HSDP) do the same, each for itself.
 
 Scale = Literal["original", "match_rms_adamw", "spectral_unclamped"]
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the iteration, from the paper
 _EPSILON = 1e-7
+_VALUES_AT_ONCE = 1 << 26  # of the matrices that a rank orthogonalizes together: 128 MiB, and some copies
 
 
 def hidden_matrices(model: torch.nn.Module) -> set[int]:
-    """Return the ids of a model's matrices, without embeddings and the head."""
+    """Return the ids of a model's matrices, without embeddings and the head.
+
+    Experts in a single parameter, [E, rows, columns], are matrices; their biases, [E, n], are vectors.
+    """
     outside = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     if head := getattr(model, "get_output_embeddings", lambda: None)():
         outside.add(id(head.weight))
-    return {id(each) for each in model.parameters() if each.ndim == 2} - outside
+    named = [(name, each) for name, each in model.named_parameters() if not name.endswith("bias")]
+    return {id(each) for name, each in named if each.ndim == 2 or (each.ndim == 3 and "expert" in name)} - outside
 
 
 class Muon(torch.optim.Optimizer):
@@ -245,73 +252,113 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Update matrices as torch.optim.Muon does, a matrix per rank at a time."""
-        size = max(map(_num_sharing, parameters), default=1)
-        for start in range(0, len(parameters), size):
-            together = parameters[start : start + size]
-            updates = orthogonal_each([self._averaged(each, group) for each in together], steps=group["ns_steps"])
-            for parameter, update in zip(together, updates, strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * _scale(group["adjust_lr_fn"], *parameter.shape))
+        """Update matrices as torch.optim.Muon does, those of one shape together."""
+        for num_before, alike in _alike(parameters):
+            own, cuts = [_local(each) for each in alike], cuts_of(alike[0])
+            averaged = torch.stack(self._averaged(alike, group)).to(torch.bfloat16)
+            matrices = averaged.flatten(0, -3)  # [n, rows, columns]: this rank's parts
+            made = orthogonal_each(matrices, cuts, steps=group["ns_steps"], num_before=num_before)
+            updates = made.view_as(averaged).to(own[0].dtype).unbind()
+            torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(own, updates, alpha=-group["lr"] * _scale(group["adjust_lr_fn"], *alike[0].shape[-2:]))
 
-    def _averaged(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Return the momentum of a matrix after this step's gradient."""
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        average: torch.Tensor = state["momentum_buffer"]
-        average.lerp_(gradient, 1 - group["momentum"])
-        return gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
+    def _averaged(self, parameters: Sequence[torch.Tensor], group: dict[str, Any]) -> list[torch.Tensor]:
+        """Return this rank's parts of the momentum after this step's gradients."""
+        gradients, averages = [], []
+        for each in parameters:
+            assert each.grad is not None
+            if "momentum_buffer" not in self.state[each]:
+                self.state[each]["momentum_buffer"] = torch.zeros_like(each.grad)
+            gradients.append(_local(each.grad))
+            averages.append(_local(self.state[each]["momentum_buffer"]))
+        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+        return [*torch._foreach_lerp(gradients, averages, group["momentum"])] if group["nesterov"] else averages
 
 
-def orthogonal_each(matrices: Sequence[torch.Tensor], *, steps: int) -> list[torch.Tensor]:
-    """Return the orthogonalized matrices, sharded as before: bfloat16.
+def _alike(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """Yield parameters of one shape, cut alike, that are updated together; with the number of parameters before."""
+    of_kind: dict[Any, list[torch.Tensor]] = {}
+    for each in parameters:
+        kind = (each.device_mesh, each.placements) if isinstance(each, DTensor) else each.device
+        of_kind.setdefault((each.shape, each.dtype, kind), []).append(each)
+    num_before = 0
+    for alike in of_kind.values():
+        num_ranks = _num_parts(*_parts(alike[0]))
+        at_once = max(1, _VALUES_AT_ONCE // alike[0].numel()) * num_ranks
+        for start in range(0, len(alike), at_once):
+            together = alike[start : start + at_once]
+            yield num_before, together
+            num_before += len(together)
 
-    The ranks that share the matrices compute a matrix each, in order.
+
+class Cut(NamedTuple):
+    """A cut of matrices into a part for each rank of a group. dim: -2 for rows, -1 for columns; sizes: of the parts."""
+
+    group: dist.ProcessGroup
+    dim: int
+    sizes: list[int]
+
+
+def cuts_of(parameter: torch.Tensor) -> list[Cut]:
+    """Return the cuts of a parameter's matrices, the last cut first; ranks with whole experts have no cut.
+
+    FSDP cuts along the first dimensions of a mesh, after tensor and expert parallelism along the last.
     """
-    found: list[torch.Tensor] = []
-    for number, matrix in enumerate(matrices):
-        if not isinstance(matrix, DTensor):
-            found.append(orthogonal(matrix, steps=steps))
-            continue
-        whole = matrix.full_tensor()
-        is_mine = _owner(matrix, number) == matrix.device_mesh.get_local_rank(_shard_dim(matrix))
-        found.append(
-            orthogonal(whole, steps=steps).contiguous() if is_mine else torch.empty_like(whole, dtype=torch.bfloat16)
-        )
-    for number, (matrix, whole) in enumerate(zip(matrices, found, strict=True)):
-        if isinstance(matrix, DTensor):
-            group = matrix.device_mesh.get_group(_shard_dim(matrix))
-            dist.broadcast(whole, group=group, group_src=_owner(matrix, number))
-            found[number] = distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+    found: list[Cut] = []
+    if isinstance(parameter, DTensor):
+        mesh, shape = parameter.device_mesh, list(parameter.shape)
+        for of_mesh in reversed(_parts(parameter)[1]):
+            dim, num_ranks = parameter.placements[of_mesh].dim, mesh.size(of_mesh)  # type: ignore[attr-defined]
+            largest = -(-shape[dim] // num_ranks)
+            sizes = [min(largest, max(0, shape[dim] - rank * largest)) for rank in range(num_ranks)]
+            shape[dim] = sizes[mesh.get_local_rank(of_mesh)]
+            if num_ranks > 1 and dim >= parameter.ndim - 2:
+                found.insert(0, Cut(mesh.get_group(of_mesh), dim - parameter.ndim, sizes))
     return found
 
 
-def _shard_dim(matrix: DTensor) -> int:
-    """Return the dimension of a matrix's mesh along which ranks have its parts."""
-    return next((dim for dim, placement in enumerate(matrix.placements) if placement.is_shard()), 0)
+def orthogonal_each(matrices: torch.Tensor, cuts: Sequence[Cut], *, steps: int, num_before: int = 0) -> torch.Tensor:
+    """Return this rank's parts of the orthogonalized matrices, from its parts: bfloat16[n, rows, columns].
+
+    The ranks of the cuts own equal numbers of the matrices, to within one; the first owner follows by num_before.
+    """
+    if not cuts:
+        return orthogonal(matrices, steps=steps) if len(matrices) else matrices
+    (group, dim, sizes), *others = cuts
+    size, rank = group.size(), group.rank()
+    counts = [len(matrices) // size + ((each - num_before) % size < len(matrices) % size) for each in range(size)]
+    part = matrices.shape[1:]
+    of_others = [[counts[rank], *part] for _ in sizes]
+    for shape, num_rows in zip(of_others, sizes, strict=True):
+        shape[dim] = num_rows
+    sent, received = [count * part.numel() for count in counts], [math.prod(shape) for shape in of_others]
+    parts = _exchanged(matrices, sent, received, group).split(received)
+    own = torch.cat([each.view(shape) for each, shape in zip(parts, of_others, strict=True)], dim)
+    made = orthogonal_each(own, others, steps=steps, num_before=num_before // size)
+    parts_of_made = torch.cat([each.flatten() for each in made.split(sizes, dim)])
+    return _exchanged(parts_of_made, received, sent, group).view_as(matrices)
 
 
-def _num_sharing(matrix: torch.Tensor) -> int:
-    return matrix.device_mesh.size(_shard_dim(matrix)) if isinstance(matrix, DTensor) else 1
+def _exchanged(values: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """Send each rank of a group its number of the values; return the received values, in the order of ranks."""
+    found = values.new_empty(sum(received))
+    dist.all_to_all_single(found, values.flatten(), received, sent, group=group)
+    return found
 
 
-def _owner(matrix: DTensor, number: int) -> int:
-    return number % _num_sharing(matrix)
+def orthogonal(matrices: torch.Tensor, *, steps: int) -> torch.Tensor:
+    """Return the nearest matrices with singular values of about 1, by Newton-Schulz iterations: bfloat16[n, …].
 
-
-def orthogonal(matrix: torch.Tensor, *, steps: int) -> torch.Tensor:
-    """Return the nearest matrix with singular values of about 1, by Newton-Schulz iterations: bfloat16."""
+    matrices: bfloat16[n, rows, columns].
+    """
     a, b, c = _QUINTIC
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    found = matrix.to(torch.bfloat16, copy=True)
-    found = found.T if is_tall else found
-    found.div_(found.norm().clamp(min=_EPSILON))
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    found = matrices.mT if is_tall else matrices
+    found = found / torch.linalg.vector_norm(found, dim=(1, 2), keepdim=True).clamp(min=_EPSILON)
     for _ in range(steps):
-        gram = found @ found.T
-        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found.T if is_tall else found
+        gram = found @ found.mT
+        found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return (found.mT if is_tall else found).contiguous()
 
 
 def _scale(kind: Scale, rows: int, columns: int) -> float:
