@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-class Experts(torch.nn.Module):
+class StackedExperts(torch.nn.Module):
     """Experts in a single parameter, with their biases."""
 
     def __init__(self, num_experts: int):

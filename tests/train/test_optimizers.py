@@ -15,7 +15,7 @@ from tests.conftest import last_words
 from tests.rounds import in_long_rounds
 
 from ..jobs.launcher import run_job
-from ..jobs.optimizers_job import Experts
+from ..jobs.optimizers_job import StackedExperts
 
 NUM_STEPS = 3
 # Sizes that no number of ranks divides, tall and wide.
@@ -65,7 +65,7 @@ def step_with(
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=in_long_rounds)])
 def test_ranks_make_the_updates_of_one_for_the_same_gradients(num_ranks: int, tmp_path: Path) -> None:
     """To the last bit but one: what is computed for eight numbers at once and what is left over may round otherwise."""
-    model = torch.nn.Sequential(*small_model(), torch.nn.Linear(*SHAPES[0]), Experts(5))
+    model = torch.nn.Sequential(*small_model(), torch.nn.Linear(*SHAPES[0]), StackedExperts(5))
     gradients = some_gradients(model)
     settings = {name: {"learning_rate": 0.01, **each} for name, each in SETTINGS.items()}
     torch.save({"model": model, "gradients": gradients, "settings": settings}, tmp_path / "job.pt")
@@ -88,7 +88,9 @@ def test_ranks_make_the_updates_of_one_for_the_same_gradients(num_ranks: int, tm
 
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 def test_muon_is_torchs_own_for_matrices_inside_the_model_and_adamw_for_all_else(scale: str) -> None:
-    model: Any = torch.nn.Sequential(torch.nn.Embedding(9, 31), *small_model(), torch.nn.Linear(*SHAPES[0]), Experts(3))
+    model: Any = torch.nn.Sequential(
+        torch.nn.Embedding(9, 31), *small_model(), torch.nn.Linear(*SHAPES[0]), StackedExperts(3)
+    )
     gradients = some_gradients(model)
     ours = stepped(model, gradients, optim="muon", weight_decay=0.1, optim_args={"adjust_lr_fn": scale})
     *inner, experts = model[1:]

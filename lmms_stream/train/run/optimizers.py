@@ -291,7 +291,7 @@ def _alike(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, list[torch
             num_before += len(together)
 
 
-class Cut(NamedTuple):
+class ShardCut(NamedTuple):
     """A cut of matrices into a part for each rank of a group. dim: -2 for rows, -1 for columns; sizes: of the parts."""
 
     group: dist.ProcessGroup
@@ -299,12 +299,12 @@ class Cut(NamedTuple):
     sizes: list[int]
 
 
-def cuts_of(parameter: torch.Tensor) -> list[Cut]:
+def cuts_of(parameter: torch.Tensor) -> list[ShardCut]:
     """Return the cuts of a parameter's matrices, the last cut first; ranks with whole experts have no cut.
 
     FSDP cuts along the first dimensions of a mesh, after tensor and expert parallelism along the last.
     """
-    found: list[Cut] = []
+    found: list[ShardCut] = []
     if isinstance(parameter, DTensor):
         mesh, shape = parameter.device_mesh, list(parameter.shape)
         for of_mesh in reversed(_parts(parameter)[1]):
@@ -313,11 +313,13 @@ def cuts_of(parameter: torch.Tensor) -> list[Cut]:
             sizes = [min(largest, max(0, shape[dim] - rank * largest)) for rank in range(num_ranks)]
             shape[dim] = sizes[mesh.get_local_rank(of_mesh)]
             if num_ranks > 1 and dim >= parameter.ndim - 2:
-                found.insert(0, Cut(mesh.get_group(of_mesh), dim - parameter.ndim, sizes))
+                found.insert(0, ShardCut(mesh.get_group(of_mesh), dim - parameter.ndim, sizes))
     return found
 
 
-def orthogonal_each(matrices: torch.Tensor, cuts: Sequence[Cut], *, steps: int, num_before: int = 0) -> torch.Tensor:
+def orthogonal_each(
+    matrices: torch.Tensor, cuts: Sequence[ShardCut], *, steps: int, num_before: int = 0
+) -> torch.Tensor:
     """Return this rank's parts of the orthogonalized matrices, from its parts: bfloat16[n, rows, columns].
 
     The ranks of the cuts own equal numbers of the matrices, to within one; the first owner follows by num_before.
