@@ -66,6 +66,12 @@ MIXTRAL = {
     "config": {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "router_aux_loss_coef": 0.0},
     "seed": 3,
 }
+OF_MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.0}
+OF_GLM = {**OF_MOE, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+OF_DEEPSEEK = {
+    **OF_GLM, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 # Packs of one short sample: on some ranks no token goes to any of their experts.
 SHORT: dict[str, dict[str, Any]] = {
     "gpt_oss": {"model": ROUTED, "train": {**EP, "gradient_checkpointing": True}},
@@ -96,6 +102,13 @@ PACKED: dict[str, dict[str, Any]] = {
     "mixed": {"model": gpt_oss(), "train": {**EP, "bf16": True}},
     "mixed whole": {"model": gpt_oss(), "train": {"bf16": True}},
 }
+if IS_5:  # with a plan since then, and experts that all tokens share
+    for kind, fields in (
+        ("qwen3_moe", {**OF_MOE, "num_experts": 4, "head_dim": 8}),
+        ("deepseek_v3", OF_DEEPSEEK),
+        ("glm4_moe", {**OF_GLM, "head_dim": 8}),
+    ):
+        PACKED[kind] = {"model": {"config": {"model_type": kind, **SIZES, **fields}, "seed": 3}, "train": EP}
 REFUSED: dict[str, dict[str, Any]] = {
     "dense": {"model": TIED, "train": EP},
     **({} if IS_5 else {"mixtral": {"model": MIXTRAL, "train": EP}}),
