@@ -86,9 +86,9 @@ class Mixture:
         self.names = tuple(self.plans)
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self.schedule = None if weights is None else parse_schedule(weights, self.names)
-        self._weighted = self.names
+        self.read_names = self.names  # with weights only the sources with a weight
         if self.schedule is not None:
-            self._weighted = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
+            self.read_names = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
         self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
         self.max_epochs = checked_epochs(max_epochs)
@@ -146,7 +146,7 @@ class Mixture:
         if self.schedule is None:
             return sum(self._left_in_epoch(name, cursor.sources[name]) for name in self.names)
         total = 0
-        for name in self._weighted:
+        for name in self.read_names:
             at = cursor.sources[name]
             if name not in self.max_epochs:
                 return None
@@ -171,7 +171,7 @@ class Mixture:
         return found
 
     def _mixed(self, cursor: Cursor) -> list[str]:
-        return [name for name in self._weighted if self._has_epochs_left(name, cursor.sources[name])]
+        return [name for name in self.read_names if self._has_epochs_left(name, cursor.sources[name])]
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """Return the next step, which has no packs if none are left.
@@ -180,7 +180,7 @@ class Mixture:
         """
         sources = dict(cursor.sources)
         ranges: list[NDArray[np.int64]] = []
-        num_packs = self._take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
+        num_packs = self.take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
         return self._step(cursor, sources, ranges, is_short=num_packs < global_batch)
 
     def _step(
@@ -194,7 +194,7 @@ class Mixture:
         window_after: WindowCursor | None = None,
     ) -> Step:
         """Return the step from a cursor. sources: after its packs. is_short: whether packs were missing."""
-        ends_epoch = is_short or self._is_over(sources)
+        ends_epoch = window_after is None and (is_short or self._is_over(sources))
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
         return Step(
@@ -217,7 +217,7 @@ class Mixture:
             left = None if self.schedule is not None else self.packs_left(cursor)
             steps_here = num_steps if left is None else min(num_steps, max(1, -(-left // global_batch)))
             sources = dict(cursor.sources)
-            taken = self._take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
+            taken = self.take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
             if self.schedule is None and taken == left:
                 self._begin_epoch(sources)
             cursor = Cursor(step=cursor.step + steps_here, sources=sources)
@@ -250,10 +250,10 @@ class Mixture:
         """
         end = cursor.step + num_steps
         wanted = pack.epoch, pack.first
-        while pack.source in self._weighted and cursor.sources[pack.source].place <= wanted and cursor.step < end:
+        while pack.source in self.read_names and cursor.sources[pack.source].place <= wanted and cursor.step < end:
             sources = dict(cursor.sources)
             count = (end - cursor.step) * global_batch
-            num_packs = self._take(sources, cursor.step, count, global_batch=global_batch, until=pack)
+            num_packs = self.take(sources, cursor.step, count, global_batch=global_batch, until=pack)
             if sources[pack.source].place > wanted:
                 return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
             if self.schedule is not None or num_packs == count:
@@ -262,7 +262,7 @@ class Mixture:
             cursor = Cursor(step=cursor.step - (-num_packs // global_batch), sources=sources)
         return None
 
-    def _take(
+    def take(
         self,
         sources: dict[str, SourceCursor],
         step: int,
@@ -278,7 +278,7 @@ class Mixture:
         Move `sources` behind these packs, add rows for them to `ranges`, and return their number. begun: packs taken
         before, since the beginning of the step. until: the last pack to take, a range of length 1.
         """
-        names = [name for name in self._weighted if self._has_packs(name, sources[name])]
+        names = [name for name in self.read_names if self._has_packs(name, sources[name])]
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
@@ -298,7 +298,7 @@ class Mixture:
             rows, ends = self._phases(step + steps_done, global_batch - in_step, global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(tuple(turns.names), tuple(turns.epochs))[rows]
-            least = UNIT // max(2, 2 * len(self._weighted) - 2)
+            least = UNIT // max(2, 2 * len(self.read_names) - 2)
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, ranges=ranges)
             done += num_packs
         turns.write()
@@ -373,7 +373,7 @@ class Mixture:
 
     def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
         """Return whether the epoch (with weights: each source's last epoch) is consumed; counts no packs early."""
-        return not any(self._has_packs(name, sources[name]) for name in self._weighted)
+        return not any(self._has_packs(name, sources[name]) for name in self.read_names)
 
     def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
         return at.epoch < self._num_epochs(name)

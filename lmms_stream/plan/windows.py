@@ -23,7 +23,7 @@ from ..errors import ConfigError, CursorError
 from .assign import LINEAR_COST, pack_costs
 from .cursor import Cursor, SourceCursor, WindowCursor
 from .mixture import Mixture, Step
-from .pack_plan import PackPlan, short_digest
+from .pack_plan import PackPlan
 from .packing import PackRange, runs
 from .source_ranges import SourceRange, SourceRanges, Weights
 
@@ -136,24 +136,50 @@ class WindowedMixture(Mixture):
                     f"balance {balance!r} changes the order of packs, and source {name!r} has shuffle: false: set "
                     f"balance to {DEAL}, or shuffle to true"
                 )
+        self._former: tuple[WindowCursor, Mixture] | None = None  # of a window that began with other sources or weights
         self._turns: tuple[WindowCursor, SourceRanges] | None = None  # of the last window
         self._of_window: tuple[WindowCursor, bytes, SortedPacks] | None = None
 
     def adopt(self, cursor: Cursor) -> Cursor:
-        """Return Mixture.adopt; CursorError inside a window of other sources, weights or max_epochs."""
-        if cursor.window is not None and cursor.window.mix != self._mix:
-            last = cursor.step - (-cursor.window.num_left // cursor.window.global_batch)
-            raise CursorError(
-                f"the state is at step {cursor.step}, inside a window of balance: window, and the sources, weights or "
-                f"max_epochs have changed: continue with the former ones to step {last} (max_steps), and change them "
-                "there"
-            )
+        """Return Mixture.adopt. A window of other sources, weights or max_epochs is finished before they apply.
+
+        CursorError inside a window with a source that is missing here, and if only one of both has weights.
+        """
+        if cursor.window is not None:
+            self._mixture_of(cursor.window)
         return replace(super().adopt(cursor), window=cursor.window)
 
     @cached_property
     def _mix(self) -> str:
-        """Digest of all that decides the turns of sources."""
-        return short_digest(json.dumps([self._weighted, self.listed_weights, dict(self.max_epochs)]).encode())
+        """All that decides the turns of the sources, as text."""
+        return json.dumps([self.listed_weights, dict(self.max_epochs)])
+
+    def _mixture_of(self, window: WindowCursor) -> Mixture:
+        """Return the mixture in which a window began."""
+        if window.mix == self._mix and tuple(window.sources) == self.names:
+            return self
+        if self._former is None or self._former[0] != window.begin:
+            self._former = window.begin, self._made_former(window)
+        return self._former[1]
+
+    def _made_former(self, window: WindowCursor) -> Mixture:
+        try:
+            weights, max_epochs = json.loads(window.mix)
+            schedule = None if weights is None else {int(step): shares for step, shares in weights}
+        except (ValueError, TypeError) as error:
+            raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
+        missing = [name for name in window.sources if name not in self.plans]
+        why = f"it reads {missing[0]}, which is not here" if missing else ""
+        if (schedule is None) != (self.schedule is None):
+            why = "only one of both has weights"
+        if why:
+            last = window.step + window.num_steps
+            raise CursorError(
+                f"the state is inside a window of balance: window, with other sources or weights, and {why}: continue "
+                f"with the former ones to step {last} (max_steps), and change them there"
+            )
+        plans = {name: self.plans[name] for name in window.sources}
+        return Mixture(plans, weights=schedule, max_epochs=max_epochs)
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         window = self._window_at(cursor, global_batch=global_batch)
@@ -181,7 +207,7 @@ class WindowedMixture(Mixture):
             return cursor.window
         steps = self._window_steps(global_batch)
         most = min(steps * global_batch, int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]))
-        num_packs = self._take(dict(cursor.sources), cursor.step, most, global_batch=global_batch)
+        num_packs = self.take(dict(cursor.sources), cursor.step, most, global_batch=global_batch)
         sources = {name: cursor.sources[name] for name in self.names}
         if not num_packs:
             return None
@@ -198,27 +224,34 @@ class WindowedMixture(Mixture):
             of_turns = self.canonical_nodes(turns)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
-            seed = self.plans[self._weighted[0]].order.seed  # of a source in the digest of the mixture
+            seed = self.plans[self._mixture_of(window).read_names[0]].order.seed
             self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 
     def turns_of_window(self, window: WindowCursor) -> SourceRanges:
         """Return the packs of a window in turn, step by step, as ranges of length 1."""
         if self._turns is None or self._turns[0] != window.begin:
-            sources = dict(window.sources)
+            sources, mixture = dict(window.sources), self._mixture_of(window)
             steps: list[NDArray[np.int64]] = []
             batch = window.global_batch
-            at_once = batch if len(self._weighted) > 1 else window.num_packs  # a step has its sources one by one
+            at_once = batch if len(mixture.read_names) > 1 else window.num_packs  # a step has its sources one by one
             for begin in range(0, window.num_packs, at_once):
                 size = min(at_once, window.num_packs - begin)
-                self._take(sources, window.step + begin // batch, size, global_batch=batch, ranges=steps)
+                mixture.take(sources, window.step + begin // batch, size, global_batch=batch, ranges=steps)
             rows = np.concatenate(steps)
+            rows[:, 0] = np.array([self._numbers[name] for name in mixture.names])[rows[:, 0]]
             counts = rows[:, 3] - rows[:, 2]
             numbers = runs(rows[:, 2], counts)
             singly = np.repeat(rows, counts, axis=0)
             singly[:, 2], singly[:, 3] = numbers, numbers + 1
             self._turns = window.begin, SourceRanges(self.names, singly)
         return self._turns[1]
+
+    def packs_left(self, cursor: Cursor) -> int | None:
+        if cursor.window is None or self._mixture_of(cursor.window) is self:
+            return super().packs_left(cursor)
+        left = super().packs_left(replace(cursor, sources=self.reach(cursor)))
+        return None if left is None else left + cursor.window.num_left
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
         steps = self._window_steps(global_batch)
@@ -263,11 +296,12 @@ class WindowedMixture(Mixture):
         taken = 0
         if window is not None:
             num_packs, done = min(count, window.num_left), window.num_done
-            taken = self._take(sources, window.step, num_packs, global_batch=window.global_batch, begun=done)
+            mixture = self._mixture_of(window)
+            taken = mixture.take(sources, window.step, num_packs, global_batch=window.global_batch, begun=done)
             if ranges is not None:
                 ranges.append(self.turns_of_window(window).rows[done : done + taken])
         if taken < count:
-            taken += self._take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
+            taken += self.take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
         return taken
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
@@ -305,20 +339,19 @@ class WindowedMixture(Mixture):
         return of_window if most == of_window else most // of_window * of_window
 
     def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
-        if pack.source not in self._weighted:
-            return None
         end = cursor.step + num_steps
         wanted = pack.epoch, pack.first
         while cursor.step < end:
             window = self._window_at(cursor, global_batch=global_batch)
-            if window is None:
+            mixture = self if window is None else self._mixture_of(window)
+            is_in_mixture = pack.source in mixture.read_names
+            if window is None or not (is_in_mixture or cursor.window):
                 return super().step_of(cursor, pack, global_batch=global_batch, num_steps=end - cursor.step)
-            if window.sources[pack.source].place > wanted:
+            if is_in_mixture and window.sources[pack.source].place > wanted:
                 return None
-            steps_left = -(-window.num_left // global_batch)
             sources = dict(window.sources)
-            self._take(sources, window.step, window.num_packs, global_batch=window.global_batch)
-            if sources[pack.source].place > wanted:
+            mixture.take(sources, window.step, window.num_packs, global_batch=window.global_batch)
+            if is_in_mixture and sources[pack.source].place > wanted:
                 turn = self.window_packs(window).turn_of(self._numbers[pack.source], *wanted)
                 assert turn is not None
                 if turn < window.num_done:
@@ -335,8 +368,10 @@ class WindowedMixture(Mixture):
                 assert steps_here > 0
                 cursor = self.skip(cursor, steps_here, global_batch=global_batch)
                 continue
-            before = self.skip(cursor, steps_left - 1, global_batch=global_batch)
-            cursor = self.skip(before, 1, global_batch=global_batch)  # may also read packs after the window
-            if cursor.sources[pack.source].place > wanted:
+            before = self.skip(cursor, -(-window.num_left // global_batch) - 1, global_batch=global_batch)
+            after = self.skip(before, 1, global_batch=global_batch)  # may also read packs after the window
+            at = cursor.sources.get(pack.source)
+            if at is not None and at.place <= wanted < after.sources[pack.source].place:
                 return before if before.step < end else None
+            cursor = after
         return None

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from itertools import chain
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -267,17 +267,60 @@ def test_steps_of_windows_are_balanced() -> None:
     assert imbalance[64] < 1.05
 
 
-def test_a_change_of_the_mixture_inside_a_window_is_refused_with_the_step_to_change_it_at() -> None:
+@examples(20)
+@given(
+    weights=st.none() | st.tuples(*[st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1)] * 2),
+    names=st.sampled_from(["abc", "ba", "c"]),
+    num_steps=st.integers(0, 7),
+    batches=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    balance=st.sampled_from(["deal", 4]),
+)
+def test_a_window_is_finished_before_other_weights_and_sources_apply(
+    weights: tuple[dict[str, int], ...] | None, names: str, num_steps: int, batches: tuple[int, int], balance: Any
+) -> None:
+    shares: list[Any] = [None, None] if weights is None else [{n: v for n, v in weights[0].items() if n in names}]
+    shares = shares if weights is None else [shares[0] or dict.fromkeys(names, 1), weights[1]]
+    former = WindowedMixture({name: PLANS[name] for name in names}, weights=shares[0], balance=5)
+    _, cursor = run(former, former.start(), num_steps, global_batch=batches[0])
+    other = WindowedMixture(PLANS, weights=shares[1], balance=balance)
+    cursor = other.adopt(Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))))
+    window = cursor.window
+    rest = 0 if window is None else window.num_left
+    expected = []
+    if window is not None:
+        packs, _ = run(former, cursor, -(-rest // window.global_batch), global_batch=window.global_batch)
+        expected = [read for step in packs for read in step][:rest]
+    after = Cursor(step=0, sources=other.reach(cursor))
+    found, at = [], cursor
+    while len(found) < rest + 24:
+        step = other.step(at, global_batch=batches[1])
+        assert step.num_packs
+        for number, read in enumerate(reads(step)):
+            if number % 3 == 0:
+                piece = SourceRange(read[0], read[1], read[2], read[2] + 1)
+                assert other.step_of(cursor, piece, global_batch=batches[1], num_steps=99) == at
+        found += reads(step)
+        at = step.after
+        assert other.skip(cursor, at.step - cursor.step, global_batch=batches[1]) == at
+    assert found[:rest] == expected
+    in_turn = Mixture(PLANS, weights=shares[1])
+    if balance == "deal" and rest % batches[1] == 0:
+        later, _ = run(in_turn, in_turn.adopt(after), 40, global_batch=batches[1])
+        assert found[rest:] == [read for step in later for read in step][: len(found) - rest]
+
+
+def test_a_window_without_one_of_its_sources_or_with_weights_for_none_is_refused_with_its_last_step() -> None:
     mixture = WindowedMixture(PLANS, weights={"a": 1, "b": 3}, balance=6)
     _, cursor = run(mixture, mixture.start(), 4, global_batch=5)
-    other = WindowedMixture(PLANS, weights={"a": 1, "b": 1}, balance=6)
-    with pytest.raises(CursorError, match=r"at step 4, inside a window .* continue with the former ones to step 6 "):
-        other.adopt(cursor)
-    with pytest.raises(CursorError, match="weights or max_epochs have changed"):
-        WindowedMixture({"a": PLANS["a"], "b": PLANS["b"]}, balance=6).adopt(cursor)
+    without = WindowedMixture({"a": PLANS["a"]}, weights={"a": 1}, balance=6)
+    with pytest.raises(CursorError, match=r"it reads b, which is not here: continue with the former ones to step 6 "):
+        without.adopt(cursor)
+    with pytest.raises(CursorError, match="only one of both has weights: continue"):
+        WindowedMixture(PLANS, balance=6).adopt(cursor)
+    assert json.loads(json.dumps(cursor.to_dict()))["version"] == 3
     _, end = run(mixture, cursor, 2, global_batch=5)
     assert end.window is None
-    assert other.adopt(end) == end
+    assert without.adopt(end).step == 6
     assert json.loads(json.dumps(end.to_dict()))["version"] == 2
 
 
