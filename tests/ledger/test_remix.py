@@ -19,6 +19,7 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import Overlong, PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
+from lmms_stream.plan.windows import WindowedMixture
 from lmms_stream.tools.ledger.amounts import amounts_of, step_after, steps_to_end
 from lmms_stream.tools.ledger.remix import Change, changed, describe_change
 from lmms_stream.types import World
@@ -182,6 +183,32 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
                 assert told.num_unread_tokens == packed.tokens - now.seen_tokens
             check_phases(change, log, mixture)
         step = stop
+
+
+@examples(8, many=200)
+@given(
+    weights=st.none() | st.fixed_dictionaries({name: st.integers(1, 5) for name in PLANS}),
+    balance=st.sampled_from([3, 8, 30]),
+    global_batch=st.sampled_from([1, 2, 7]),
+    steps=st.lists(st.integers(0, 40), min_size=1, max_size=3),
+)
+def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
+    weights: dict[str, int] | None, balance: int, global_batch: int, steps: list[int]
+) -> None:
+    mixture = WindowedMixture(PLANS, weights=weights, balance=balance)
+    ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=global_batch)])
+    for stop in steps:
+        log = {
+            number: [
+                Segment(pack.source, pack.epoch, sample_id, num_tokens)
+                for pack in ledger.step(number).packs
+                for sample_id, num_tokens in zip(pack.sample_ids.tolist(), pack.lengths.tolist(), strict=True)
+            ]
+            for number in range(stop)
+        }
+        for name, amounts in amounts_of(ledger, stop).items():
+            total = total_of(log, name, stop)
+            assert (amounts.num_samples, amounts.num_tokens, amounts.num_seen) == (total.read, total.tokens, total.seen)
 
 
 def check_phases(change: Change, log: Log, mixture: Mixture) -> None:

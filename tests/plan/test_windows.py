@@ -291,7 +291,8 @@ def test_a_window_is_finished_before_other_weights_and_sources_apply(
         packs, _ = run(former, cursor, -(-rest // window.global_batch), global_batch=window.global_batch)
         expected = [read for step in packs for read in step][:rest]
     after = Cursor(step=0, sources=other.reach(cursor))
-    found, at = [], cursor
+    found: Reads = []
+    at = cursor
     while len(found) < rest + 24:
         step = other.step(at, global_batch=batches[1])
         assert step.num_packs

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...plan.assign import num_steps
-from ...plan.cursor import SourceCursor
+from ...plan.cursor import Cursor, SourceCursor
 from ...plan.ledger import Ranges, StepLookup, Stretch
 from ...plan.left_out import LeftOut
+from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan
+from ...plan.packing import PackRange
+from ...plan.windows import WindowedMixture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +48,11 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
     for stretch in ledger.stretches:
         if stretch.cursor.step <= step:
             plans |= stretch.mixture.plans
-    found = {name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0))) for name, plan in plans.items()}
+    windows = _in_window(ledger.stretch(step).mixture, cursor)
+    found = {
+        name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0)), window=windows.get(name))
+        for name, plan in plans.items()
+    }
     if not left_out:
         return found
     return {
@@ -55,22 +65,72 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
     }
 
 
-def _of(plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: int) -> SourceAmounts:
-    total = plan.num_packs(at.epoch)
-    part = plan.amounts(at.epoch, at.packs)
-    whole = [plan.amounts(epoch, plan.num_packs(epoch)) for epoch in range(at.epoch)]
+def _of(
+    plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: int, *, window: _InWindow | None
+) -> SourceAmounts:
+    begin = at if window is None else window.begin
+    before = [plan.amounts(epoch, plan.num_packs(epoch)) for epoch in range(begin.epoch)]
+    before.append(plan.amounts(begin.epoch, begin.packs))
     packed = plan.amounts(0, plan.num_packs(0)).samples
-    seen = packed if at.epoch else part.samples
+    seen = packed if begin.epoch else before[0].samples
+    num_samples, num_tokens = sum(each.samples for each in before), sum(each.tokens for each in before)
+    if window is not None:
+        read = window.new_samples(plan)
+        num_samples, num_tokens = num_samples + len(read), num_tokens + window.num_tokens
+        if not begin.epoch:
+            seen = packed - window.num_unread(plan) if window.reaches_next_epoch else seen + len(read)
     return SourceAmounts(
-        epochs=at.epoch + at.packs / max(1, total),
-        num_samples=sum(each.samples for each in whole) + part.samples - skipped_samples,
-        num_tokens=sum(each.tokens for each in whole) + part.tokens - skipped_tokens,
+        epochs=at.epoch + at.packs / max(1, plan.num_packs(at.epoch)),
+        num_samples=num_samples - skipped_samples,
+        num_tokens=num_tokens - skipped_tokens,
         num_skipped_samples=skipped_samples,
         num_skipped_tokens=skipped_tokens,
         num_seen=seen,
         num_unseen=packed - seen,
         num_overlong=plan.num_samples - packed,
     )
+
+
+class _InWindow:
+    """The packs of a source in a window that is not finished. begin: before the window. read: of each pack."""
+
+    def __init__(self, begin: SourceCursor, packs: PackRange, read: NDArray[np.bool_]):
+        assert packs.epochs is not None
+        counts = np.diff(packs.offsets)
+        self.begin, self._ids = begin, packs.sample_ids
+        self._epochs, self._is_read = np.repeat(packs.epochs, counts), np.repeat(read, counts)
+        self.num_tokens = int(packs.lengths[self._is_read].sum())
+        self.reaches_next_epoch = bool((self._epochs > begin.epoch).any())
+
+    def new_samples(self, plan: PackPlan) -> NDArray[np.int64]:
+        """Return the samples that were read, once for each epoch, without those begun before the window."""
+        read = [np.unique(self._ids[self._is_read & (self._epochs == epoch)]) for epoch in np.unique(self._epochs)]
+        begun = self._begun(plan, read[0]) if self._epochs.min() == self.begin.epoch else []
+        return np.concatenate([np.setdiff1d(read[0], begun), *read[1:]])
+
+    def num_unread(self, plan: PackPlan) -> int:
+        """Return the number of samples of the first epoch of which nothing is read."""
+        left = np.setdiff1d(self._ids[~self._is_read & (self._epochs == self.begin.epoch)], self._ids[self._is_read])
+        return len(left) - len(self._begun(plan, left))
+
+    def _begun(self, plan: PackPlan, sample_ids: NDArray[np.int64]) -> list[int]:
+        """Return the samples with a piece before the window: only split samples have several pieces."""
+        split = sample_ids[plan.lengths[sample_ids] > plan.packing.packing_length].tolist()
+        return [each for each in split if plan.packs_of(self.begin.epoch, each).min() < self.begin.packs]
+
+
+def _in_window(mixture: Mixture, cursor: Cursor) -> dict[str, _InWindow]:
+    """Return the packs of each source in the window of a cursor: packs that are read are not the first in turn."""
+    window = cursor.window
+    if window is None or not isinstance(mixture, WindowedMixture):
+        return {}
+    packs = mixture.window_packs(window).take(np.arange(window.num_packs))
+    found = {}
+    for number, name in enumerate(mixture.names):
+        turns = np.flatnonzero(packs.sources == number)
+        if len(turns):
+            found[name] = _InWindow(window.sources[name], packs.take(turns), turns < window.num_done)
+    return found
 
 
 def _skipped(ledger: StepLookup, stop: int) -> dict[str, tuple[int, int]]:
