@@ -22,6 +22,7 @@ from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.saving import other_differences
 from lmms_stream.train.checkpoint.store import FileDigest, open_target
+from lmms_stream.train.checkpoint.tensors import Stager, tensors_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.flow import SaveClock
@@ -116,6 +117,30 @@ def resume(location: str, tmp_path: Path, choice: str = "auto") -> tuple[int, li
 def steps_in(location: str) -> list[int]:
     names = {found.key.split("/")[0] for found in open_storage(location).list_objects("step-")}
     return sorted(int(name.removeprefix("step-")) for name in names)
+
+
+def test_the_next_save_copies_tensors_to_the_memory_of_the_last(group: None) -> None:
+    parts, stager, kinds = make_parts(0), Stager(), ("exp_avg", "exp_avg_sq", "step")
+    take_step(parts, 1)
+    pointers = []
+    for seed in (2, 3):
+        take_step(parts, seed)
+        staged = stager.stage(tensors_of(*parts))
+        state = [each[kind] for each in staged["optimizer"].values() for kind in kinds]
+        copies = [*staged["model"].values(), *state]
+        assert same([_whole(each) for each in copies], values(parts))
+        pointers.append([getattr(each, "_local_tensor", each).data_ptr() for each in copies])
+    assert pointers[0] == pointers[1]
+    assert not {*pointers[0]} & {each.to_local().data_ptr() for each in parts[0].state_dict().values()}
+    tied = torch.ones(3)
+    for model in ({"a": torch.ones(2)}, {"a": tied, "b": tied}, {"a": tied + 1, "b": tied}):
+        for number in range(2):
+            tied.add_(1)
+            staged = stager.stage({"model": {**model, "n": number}})["model"]
+            assert staged.keys() == {*model, "n"}
+            assert staged["n"] == number
+            assert same([staged[name] for name in model], [*model.values()])
+    stager.release()
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from ...errors import CheckpointError, LmmsStreamError
@@ -41,6 +40,7 @@ from .store import (
 from .tensors import (
     NOTHING,
     CheckpointWriter,
+    Stager,
     Tensors,
     cause_of,
     needed_files,
@@ -55,8 +55,6 @@ from .tensors import (
 )
 
 OPTIMIZER = "optimizer"  # in the state of a checkpoint: the class of its optimizer
-# A stager keeps the memory of its copies for the next save. In torch 2.11 it closes itself after its first save.
-_STAGERS_LAST = torch.__version__ >= "2.15"  # compared as versions, not as texts
 logger = logging.getLogger("lmms_stream")
 
 
@@ -92,7 +90,7 @@ class Checkpointer:
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, including this rank
         self._group = group
-        self._stager = _new_stager()
+        self._stager = Stager()
         self._writer: CheckpointWriter | None = None
         self._saving: Future[Any] | None = None
 
@@ -107,7 +105,7 @@ class Checkpointer:
                 raise
             logger.error("%s", second)
         finally:
-            self._stager.close()
+            self._stager.release()
 
     def save(
         self,
@@ -131,7 +129,15 @@ class Checkpointer:
         state = {**state, "step": step, OPTIMIZER: type(optimizer).__name__, TIED: tied_names(model)}
         text = json.dumps(state, indent=1) + "\n"
         documents = {**documents, STATE_NAME: text.encode()}
-        self._writer = CheckpointWriter(self._target, step, documents, keep=self._keep, best=best, beside=beside)
+        self._writer = CheckpointWriter(
+            self._target,
+            step,
+            documents,
+            keep=self._keep,
+            best=best,
+            beside=beside,
+            wait_for_copies=self._stager.synchronize_staging,
+        )
         options: dict[str, Any] = {
             "storage_writer": self._writer,
             # The first of several ranks with the same tensor writes it: fewer files are read later.
@@ -139,12 +145,11 @@ class Checkpointer:
             "process_group": self._group,
         }
         if self.asynchronous:
-            if not _STAGERS_LAST:
-                self._stager.close()
-                self._stager = _new_stager()
             started = async_save(values, async_stager=self._stager, **options)
-            assert isinstance(started, Future)  # the tensors are copied
+            assert isinstance(started, Future)
             self._saving = started
+            parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+            self._stager.hold(optimizer, at_once=not values["model"].keys() <= parameters)  # a forward changes buffers
         else:
             self._finish(lambda: save(values, **options))
 
@@ -284,15 +289,6 @@ def _saved_part(
         f"checkpoint {checkpoint.where} has the state of {saved}, and this run's optimizer is {now} (its state was "
         f"{difference}): restore train.optim and train.optim_args, or set train.on_other_optimizer to reset, to begin "
         "the optimizer without state"
-    )
-
-
-def _new_stager() -> DefaultStager:
-    cuda = torch.cuda.is_available()
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
-        )
     )
 
 
