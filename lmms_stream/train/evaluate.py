@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 from transformers.trainer_utils import EvalPrediction, PredictionOutput
 
 from ..errors import ConfigError, TrainingError
@@ -17,8 +18,8 @@ from ..mds.core import gives_packs
 from ..processors.base import IGNORED_LABEL
 from ..types import Batch, World
 from .data import EVAL_NAME, check_evaluated
+from .model.choice import evaluating
 from .model.model import LogitsOf, PackedModel
-from .model.sharding import reshard
 from .model.towers import check_text
 from .parts import TrainerParts
 from .report.metrics import objective_losses
@@ -72,13 +73,10 @@ def _run(
         trainer.callbacks.call("on_prediction_step")
         return made
 
-    was_training = model.training
-    model.eval()
-    figures = mean_losses(
-        loader, trainer.steps, step, device=trainer.device, world=trainer.world, name=loader.sources[0]
-    )
-    model.train(was_training)
-    reshard(model)
+    with evaluating(model):
+        figures = mean_losses(
+            loader, trainer.steps, step, device=trainer.device, world=trainer.world, name=loader.sources[0]
+        )
     return figures, predictions
 
 
@@ -228,8 +226,5 @@ def _joined(samples: Sequence[tuple[int, Arrays]]) -> EvalPrediction:
 def _padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     if arrays[0].ndim < 2:
         return np.concatenate([np.atleast_1d(each) for each in arrays])
-    longest = max(each.shape[1] for each in arrays)
-    made = np.full((len(arrays), longest, *arrays[0].shape[2:]), IGNORED_LABEL, arrays[0].dtype)
-    for row, each in zip(made, arrays, strict=True):
-        row[: each.shape[1]] = each[0]
-    return made
+    rows = [torch.from_numpy(each[0]) for each in arrays]
+    return pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL).numpy()

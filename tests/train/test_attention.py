@@ -12,7 +12,7 @@ import torch
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.train.model.build import ModelConfig
-from lmms_stream.train.model.choice import prove_packing, proving
+from lmms_stream.train.model.choice import evaluating, prove_packing
 from lmms_stream.train.model.isolation import check_lengths, find_fault, segments_of, tolerances_of
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.types import Batch
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 def fault_of(model: PackedModel) -> str | None:
     """What the proof finds of a model as it is."""
-    with proving(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         return find_fault(model, tolerances_of(model, bf16=False), device=CPU, backward=False)
 
 

@@ -58,7 +58,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
     tolerances = tolerances_of(model, bf16=bf16)
     if trial is None and device.type == "cuda":
         trial = step_seconds
-    with proving(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         refused = _choose_attention(model, tolerances, device, trial)
         _choose_logits_way(model, tolerances, device)
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -73,7 +73,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
 
 def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
     """Raise ConfigError if a model with compiled blocks does not keep samples apart; all ranks call it."""
-    with proving(model):  # with gradients, as in training: without gradients other code would be compiled
+    with evaluating(model):  # with gradients, as in training: without gradients other code would be compiled
         fault = agreed(find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True))
     if fault is not None:
         attention = model.model.config._attn_implementation
@@ -276,8 +276,8 @@ def _choose_logits_way(model: PackedModel, tolerances: Tolerances, device: torch
 
 
 @contextmanager
-def proving(model: PackedModel) -> Iterator[None]:
-    """Run the model without randomness inside this context; then restore the modules' modes, and reshard the model."""
+def evaluating(model: PackedModel) -> Iterator[None]:
+    """Run the model in evaluation mode inside; then restore the mode of each module, and reshard the model."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -460,7 +460,7 @@ def _prove(known: _Known) -> None:
             f"attention {attention} does not keep samples with media apart in {named}: call "
             f'model.set_attn_implementation("{first}")'
         )
-    with proving(packed), torch.no_grad():
+    with evaluating(packed), torch.no_grad():
         tolerances = tolerances_of(packed, bf16=torch.is_autocast_enabled(device.type))
         found = keep_apart(packed, tolerances, device=device, with_backward=False)
     if not found.is_chosen:

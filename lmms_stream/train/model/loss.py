@@ -162,8 +162,8 @@ class _Use(torch.autograd.Function):
 
 # Hidden states of models that insert outputs of towers into the text outside of the base model.
 #
-# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni insert outputs in the forward pass that also computes logits. This
-# forward pass runs with an identity in place of the head, and a hook on the text decoder keeps the hidden states.
+# Qwen2-Audio, Llama 4 and the thinkers of Qwen-Omni insert outputs in the forward pass that also computes logits. In
+# this forward pass the head gets a single token, and a hook on the text decoder keeps the hidden states.
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
@@ -178,29 +178,20 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def run_to_hidden(model: PreTrainedModel, decoder: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the output of the model, with hidden states in place of logits, and the output of the decoder."""
+    """Return the output of the model, with logits of the first token only, and the output of the decoder."""
     found: list[Any] = []
-    listening = decoder.register_forward_hook(lambda _, __, output: found.append(output))
+    head: Any = run_module(model.get_output_embeddings())
+    hooks = (
+        decoder.register_forward_hook(lambda _, __, output: found.append(output)),
+        head.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, :1], *inputs[1:])),
+    )
     try:
-        with _aside(run_module(model.get_output_embeddings())):
-            output = model(**inputs)
+        output = model(**inputs)
     finally:
-        listening.remove()
+        for hook in hooks:
+            hook.remove()
     (of_decoder,) = found
     return output, of_decoder
-
-
-@contextmanager
-def _aside(head: Any) -> Iterator[None]:
-    """Make the head an identity inside this context."""
-    before = vars(head).get("forward")
-    head.forward = lambda hidden: hidden
-    try:
-        yield
-    finally:
-        del head.forward
-        if before is not None:
-            head.forward = before
 
 
 # Auxiliary loss of a mixture of experts, against a router that sends most tokens to few experts.

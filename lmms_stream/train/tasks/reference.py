@@ -26,6 +26,7 @@ from ...storage.locks import temporary_name
 from ...storage.storage import Storage
 from ...types import Batch
 from ..model.adapters import adapter_of, without_adapter
+from ..model.choice import evaluating
 from ..model.model import PackedModel
 from ..model.sharding import reshard
 from ..run.distributed import cpu_group
@@ -71,24 +72,12 @@ def measured_log_probs(model: PackedModel, passes: Passes) -> dict[int, torch.Te
     All ranks call this with equally many passes.
     """
     found: dict[int, torch.Tensor] = {}
-    with _not_training(model):
+    with evaluating(model), torch.no_grad():
         for batch, packs in passes:
             of_sequences = log_probs_of(model(batch, packs).tokens, packs)
             counts = [0 if pack.sequences is None else len(pack.sequences) for pack in packs]
             found |= zip((pack.micro_batch for pack in packs), of_sequences.split(counts), strict=True)
     return found
-
-
-@contextmanager
-def _not_training(model: PackedModel) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-        reshard(model)
 
 
 ReferenceKind = Literal["model", "stored"]
