@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -49,6 +50,18 @@ def plan_of_cuts(model: Any) -> dict[str, str]:
     plans = (getattr(type(model), "_tp_plan", None), getattr(model, "_tp_plan", None))
     plan: dict[str, str] = {name: word for each in plans for name, word in (each or {}).items()}
     return {name: _OF_PLANS.get(word, word) for name, word in plan.items() if word != "embedding_rowwise"}
+
+
+def in_float32(part: Any, name: str) -> bool:
+    """Return whether a module's class keeps its parameter of a name in float32 when it is loaded in bfloat16.
+
+    Until 5.0, and in diffusers, the class names components of the parameter's name; later it names patterns.
+    """
+    is_diffusers = type(part).__module__.startswith("diffusers.")
+    kept = getattr(part, "_keep_in_fp32_modules" if is_diffusers else "_keep_in_fp32_modules_strict", None) or ()
+    if is_diffusers or _INSTALLED < (5, 0):
+        return any(f".{each}." in f".{name}." for each in kept)
+    return any(re.search(each.replace("*", ".*"), name) for each in kept)
 
 
 def special_tokens_of(tokenizer: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lmms_stream.train.model.build import PlainModel
 from lmms_stream.train.model.sharding import blocks_of, shard_model
 from lmms_stream.train.run.distributed import end_distributed, init_distributed
@@ -69,11 +70,54 @@ def llama() -> tuple[torch.nn.Module, Run]:
     return model, lambda inner: inner(input_ids=ids, use_cache=False).logits
 
 
+def deepseek() -> tuple[torch.nn.Module, Run]:
+    """A model whose class keeps its routers in float32."""
+    from transformers import AutoModelForCausalLM, DeepseekV3Config
+
+    config = DeepseekV3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=2, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+        topk_group=1, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8,
+        v_head_dim=8,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    ids = torch.arange(40)[None]
+    return model, lambda inner: inner(input_ids=ids, use_cache=False).logits
+
+
+def wan() -> tuple[torch.nn.Module, Run]:
+    """A model of diffusers whose class keeps norms and embeddings of times in float32."""
+    from diffusers import WanTransformer3DModel
+
+    model = WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16,
+        ffn_dim=32, num_layers=3, rope_max_seq_len=32,
+    )  # fmt: skip
+    videos, texts, times = torch.randn(2, 4, 1, 8, 8), torch.randn(2, 5, 16), torch.tensor([123.4, 777.7])
+    return model, lambda inner: inner(videos.bfloat16(), times, texts.bfloat16()).sample
+
+
+def in_bfloat16(model: Any, folder: str) -> torch.nn.Module:
+    """The model as from_pretrained has it in bfloat16; a tower, which cannot be saved alone, all in bfloat16."""
+    if not any(getattr(model, name, None) for name in ("_keep_in_fp32_modules_strict", "_keep_in_fp32_modules")):
+        model = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+        return model  # type: ignore[no-any-return]
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder)
+    dist.barrier()
+    loaded: torch.nn.Module = type(model).from_pretrained(folder, torch_dtype=torch.bfloat16)
+    return loaded.eval()
+
+
 MODELS: dict[str, Callable[[], tuple[torch.nn.Module, Run]]] = {
     "dit": dit,
     "qwen2": partial(tower, "qwen2"),
     "qwen2_5": partial(tower, "qwen2_5"),
     "llama": llama,
+    "deepseek": deepseek,
+    "wan": wan,
 }
 
 
@@ -94,9 +138,7 @@ def main() -> None:
         torch.manual_seed(0)
         model, run = make()
         model.eval()  # no label is dropped at random
-        plain = PlainModel(copy.deepcopy(model))
-        for parameter in plain.parameters():
-            parameter.data = parameter.data.bfloat16()
+        plain = PlainModel(in_bfloat16(model, f"{sys.argv[1]}/{name}"))
         sharded = PlainModel(model)
         wrap = ["BasicTransformerBlock"] if name == "dit" else []
         config = TrainConfig(output_dir=sys.argv[1], global_batch=2, max_steps=1, bf16=True, fsdp=FsdpConfig(wrap=wrap))

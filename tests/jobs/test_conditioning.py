@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.conftest import last_words
 
 from .conditioning_job import MODELS
 from .launcher import run_job
 
-FLOAT32 = {"dit": 1, "qwen2": 2, "qwen2_5": 2, "llama": 0}  # float32 tensors that a block is given
+FLOAT32 = {
+    "dit": 1,
+    "qwen2": 2,
+    "qwen2_5": 2,
+    "llama": 0,
+    "deepseek": 0,
+    "wan": 2,
+}  # float32 tensors that a block is given
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +37,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 def test_sharded_blocks_are_given_what_blocks_of_the_whole_model_are(
     found: dict[str, list[dict[str, Any]]], name: str
 ) -> None:
+    if name in ("deepseek", "wan") and not hasattr(MixedPrecisionPolicy, "param_dtype_override_fn"):
+        pytest.skip("FSDP before torch 2.15 has one number format for a block")
     for rank in found[name]:
         plain, sharded = rank["plain"], rank["sharded"]
         assert len(plain["inputs"]) == len(sharded["inputs"]) >= 2

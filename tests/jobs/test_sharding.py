@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import TokensAndSpans, last_words, write_samples
 from tests.rounds import LONG
+from tests.versions import IS_5
 
 from .launcher import run_job
 
@@ -51,6 +52,8 @@ SMALL = {"config": {"model_type": "llama", **SIZES}, "dtype": "bfloat16"}
 HYBRID = {"config": {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], **SIZES}}
 HYBRID_LORA = {**HYBRID, "adapter": LORA["adapter"]}
 SHAPED = {"config": {"model_type": "bart", "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4}}
+# Its routers are in float32, whatever its format is.
+ROUTED: dict[str, Any] = {"model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, **SIZES}
 CASES: dict[str, dict[str, Any]] = {
     "together": {"model": TIED, "train": {"per_device_batch": 4}, "on": [1]},
     "uneven": {"model": TIED, "train": {"per_device_batch": 3}, "on": [1]},
@@ -79,6 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hybrid-compiled": {"model": HYBRID, "train": {"torch_compile": True}, "on": [2] if COMPILES else []},
     "hybrid-lora": {"model": HYBRID_LORA, "train": {"gradient_checkpointing": True}, "on": [2]},
     "shaped": {"model": SHAPED, "on": [2]},
+    "formats": {"model": {"config": {**ROUTED, "first_k_dense_replace": 1}, "dtype": "bfloat16"}, "on": [2] * IS_5},
     "wrapped": {"model": TIED, "train": {"fsdp": {"wrap": ["LlamaDecoderLayer"]}}, "on": [2]},
     "unshared": {"model": TIED, "train": {"global_batch": 3}, "on": [2]},
     "parted": {"model": TIED, "train": {"shard_ranks": 3}, "on": [2]},
@@ -243,6 +247,10 @@ def test_models_that_cannot_be_sharded_are_refused_by_all_ranks(results: dict[st
         "wrapped-2": wrapped,
         "wrapped-2-second": wrapped,
     }
+    if IS_5:
+        messages |= dict.fromkeys(
+            ("formats-2", "formats-2-second"), "the model has weights in bfloat16 and float32 next"
+        )
     errors = {run: made["error"] for run, made in results.items() if "error" in made}
     assert set(errors) == set(messages)
     assert [run for run, message in messages.items() if not errors[run].startswith(message)] == []

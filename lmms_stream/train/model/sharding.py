@@ -18,9 +18,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ...errors import ConfigError
 from ...freed_memory import give_back_memory
 from ...registry import imported
-from ...versions.transformers import checkpoint_activations
+from ...versions.transformers import checkpoint_activations, in_float32
 from ..run.distributed import cpu_group, gather
 from ..run.mesh import Meshes
+from ..run.precision import check_formats, with_float32
 from ..run.settings import TrainConfig
 from .adapters import record_base
 from .build import PlainModel
@@ -44,7 +45,8 @@ def shard_model(
 
     is_filled_later: the model has no weights yet; a checkpoint will fill each rank's part.
 
-    Parameters keep their number format; config.bf16 computes in bfloat16 and sums gradients in float32.
+    Parameters keep their number format; config.bf16 computes in bfloat16 and sums gradients in float32. From torch 2.15
+    on, parameters that their class keeps in float32 are computed in float32.
     """
     fsdp = config.fsdp
     blocks = blocks_of(model, fsdp.wrap)
@@ -56,6 +58,10 @@ def shard_model(
     dtype = torch.bfloat16 if config.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     _divide(model, meshes, policy=policy, config=config)
+    check_formats([*blocks, model])
+    if config.bf16:
+        named = ((part, *each) for part in model.modules() for each in part.named_parameters())
+        policy = with_float32(policy, {id(each) for part, name, each in named if in_float32(part, name)})
     for part in (*blocks, model):
         again = None if part is model else bool(fsdp.reshard_after_forward)  # the root's own parameters stay gathered
         sharded = fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from ...errors import ConfigError
 from .settings import TrainConfig
 
 logger = logging.getLogger("lmms_stream")
@@ -19,6 +22,27 @@ def with_precision(config: TrainConfig) -> TrainConfig:
     if config.bf16 is not None:
         return config
     return replace(config, bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported())
+
+
+def with_float32(policy: MixedPrecisionPolicy, kept: set[int]) -> MixedPrecisionPolicy:
+    """Return the policy, with float32 for the parameters of some ids; unchanged before torch 2.15."""
+    if not hasattr(policy, "param_dtype_override_fn"):
+        return policy
+    return replace(policy, param_dtype_override_fn=lambda each: each.dtype if id(each) in kept else None)
+
+
+def check_formats(parts: Sequence[torch.nn.Module]) -> None:
+    """Raise ConfigError if trained parameters of a part, without those of earlier parts, have several formats."""
+    seen: set[torch.nn.Parameter] = set()
+    for part in parts:
+        own = {each for each in part.parameters() if each.requires_grad} - seen
+        seen |= own
+        formats = sorted({str(each.dtype).removeprefix("torch.") for each in own})
+        if len(formats) > 1:
+            raise ConfigError(
+                f"the model has weights in {' and '.join(formats)} next to each other, and FSDP trains the weights "
+                "of a block in one format: set model.dtype to float32, and train.bf16 to true to compute in bfloat16"
+            )
 
 
 def set_deterministic(config: TrainConfig) -> None:
