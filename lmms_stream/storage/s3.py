@@ -116,6 +116,27 @@ class S3Storage:
     def write(self, key: str, data: bytes) -> None:
         self._run(key, lambda client, at, proceed: client.put_object(**at, Body=data), writes=True)
 
+    def write_if(self, key: str, data: bytes, *, tag: str | None) -> None:
+        """Write an object if its tag is `tag`, or if there is no object (None); otherwise ObjectChangedError.
+
+        A server without such conditions writes always, also Google's, whose conditions are others.
+        """
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": f'"{tag}"'}
+        if self.service != AWS:
+            condition = {}
+
+        def write(client: S3Client, at: Any, proceed: Callable[[], None]) -> None:
+            from botocore.exceptions import ClientError
+
+            try:
+                client.put_object(**at, **condition, Body=data)
+            except ClientError as error:
+                if _status(error) != 501:
+                    raise
+                client.put_object(**at, Body=data)
+
+        self._run(key, write, writes=True)
+
     def download(self, key: str, path: Path) -> None:
         def download(client: S3Client, at: Any, proceed: Callable[[], None]) -> None:
             answer = client.get_object(**at)
@@ -274,8 +295,8 @@ class S3Storage:
             return StorageError(f"{where}: bucket {self.bucket!r} does not exist: create it or correct the URL")
         if code in ("NoSuchKey", "404"):
             return ObjectMissingError(f"{where} does not exist: check the URL")
-        if code == "InvalidRange":  # the object has become shorter
-            return ObjectChangedError(where)
+        if code in ("InvalidRange", "PreconditionFailed", "ConditionalRequestConflict"):
+            return ObjectChangedError(where)  # the object has become shorter, or another process writes it
         if code in _EXPIRED:
             return StorageError(
                 f"{where}: the temporary credentials have expired ({code}): renew {self.service.key_name}, "

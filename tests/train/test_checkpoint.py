@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from lmms_stream.errors import CheckpointError, ConfigError, CursorError, TrainingError
+from lmms_stream.errors import CheckpointError, ConfigError, CursorError, StorageError, TrainingError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.locks import locked
+from lmms_stream.storage.owner import OWNER_NAME, Owner
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.saving import other_differences
@@ -522,3 +523,67 @@ def test_two_runs_do_not_write_to_one_folder(setting: str, tmp_path: Path, monke
     assert trainer.train().global_step == 1
     with locked(folder / ".run.lock", timeout_s=0) as file:
         assert file is not None
+
+
+OWNING = """
+import sys
+from lmms_stream.storage.owner import Owner
+from lmms_stream.storage.storage import open_storage
+print(Owner(open_storage(sys.argv[1]), beat_s=float(sys.argv[2])).take(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_runs_do_not_write_to_one_prefix_of_a_store(
+    s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A killed run of this machine is followed at once, and a run of another machine after three beats."""
+    monkeypatch.setattr("lmms_stream.train.checkpoint.saving.BEAT_S", 1.0)
+    write_tokens(tmp_path / "data", num_samples=40)
+    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, checkpoint_dir=s3_folder)
+    store = open_storage(s3_folder)
+    command = [sys.executable, "-c", OWNING, s3_folder, "0.3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "None\n"
+        said = f"another run writes to {s3_folder}: process {other.pid} on .* train.checkpoint_dir"
+        trainer = trainer_of(path)
+        with pytest.raises(TrainingError, match=said):
+            trainer.train()
+        other.kill()
+    assert trainer.step == 0
+    killed = json.loads(store.read(OWNER_NAME))
+    assert killed["pid"] == other.pid
+    store.write(OWNER_NAME, json.dumps({**killed, "place": "another machine"}).encode())
+    caplog.set_level("INFO", "lmms_stream")
+    assert trainer.train().global_step == 1
+    assert f"{OWNER_NAME} is of process {other.pid} on" in caplog.text
+    assert "which has ended: this run takes over" in caplog.text
+    assert OWNER_NAME not in {found.key for found in store.list_objects("")}
+    caplog.clear()
+    store.write(OWNER_NAME, json.dumps(killed).encode())
+    assert trainer_of(path, "train.max_steps=2").train().global_step == 2
+    assert "this run takes over" in caplog.text
+    assert "waits up to" not in caplog.text
+
+
+def test_a_run_whose_store_was_taken_over_saves_nothing_more(s3_folder: str, tmp_path: Path, group: None) -> None:
+    store, parts = open_storage(s3_folder), make_parts(0)
+    owner = Owner(store, beat_s=600)
+    assert owner.take() is None
+    take_step(parts, 1)
+    with checkpointer(s3_folder, tmp_path) as made:
+        made.check_owner = owner.check
+        made.save(*parts, step=1, state={}, documents={})
+        made.wait()
+        taken = json.dumps({**json.loads(store.read(OWNER_NAME)), "token": "other", "host": "elsewhere"}).encode()
+        store.write(OWNER_NAME, taken)
+        made.save(*parts, step=2, state={}, documents={})
+        with pytest.raises(CheckpointError, match=r"is now of process \d+ on elsewhere, .*saves nothing more"):
+            made.wait()
+    assert steps_in(s3_folder) == [1]
+    owner.release()
+    assert store.read(OWNER_NAME) == taken
+    store.write(OWNER_NAME, b"[1]")
+    with pytest.raises(StorageError, match="is not of a run: remove or rename this object"):
+        Owner(store).take()

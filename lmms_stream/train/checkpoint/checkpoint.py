@@ -91,6 +91,7 @@ class Checkpointer:
         assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, including this rank
         self._group = group
         self._stager = Stager()
+        self.check_owner: Callable[[], None] = lambda: None  # on rank 0, before files are written and at the end
         self._writer: CheckpointWriter | None = None
         self._saving: Future[Any] | None = None
 
@@ -137,6 +138,7 @@ class Checkpointer:
             best=best,
             beside=beside,
             wait_for_copies=self._stager.synchronize_staging,
+            check_owner=self.check_owner,
         )
         options: dict[str, Any] = {
             "storage_writer": self._writer,

@@ -16,9 +16,13 @@ import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 
 from ...config import section_of, with_new_keys
-from ...errors import CheckpointError, TrainingError
+from ...errors import CheckpointError, StorageError, TrainingError
 from ...mds.core import processor_of
+from ...storage.local import LocalStorage
 from ...storage.locks import locked
+from ...storage.owner import BEAT_S, Owner
+from ...storage.retry import Retry
+from ...storage.storage import Storage, open_storage
 from ...version import VERSION
 from ..model.adapters import adapter_of
 from ..model.build import config_of
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 STAGING_NAME = "checkpoints-on-their-way"
 LOCK_NAME = ".run.lock"
 OTHER_RUN_S = 20.0  # to wait for another run: loader workers of a killed run end after some seconds
+OWNER_TIMEOUT_S = 60.0  # of a request about the owner of a store
 EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
 logger = logging.getLogger("lmms_stream")
 
@@ -45,8 +50,7 @@ logger = logging.getLogger("lmms_stream")
 class RunSaver:
     """Checkpoints of a run, and the final export. A context: the exit waits for the save in flight.
 
-    Inside the context, no other run can have the output_dir, or the same local checkpoint_dir; TrainingError if another
-    run has it.
+    Inside the context, no other run can have the output_dir or the checkpoint_dir; TrainingError if another run has it.
 
     model: the transformers model without wrappers: parameters are saved under the names in this model.
     """
@@ -98,22 +102,41 @@ class RunSaver:
         """Lock the folders of this run; return the reason if another run has a folder."""
         named = {"output_dir": self._args.output_dir, "checkpoint_dir": self._args.checkpoint_dir}
         for setting, folder in named.items():
-            if folder is None or "://" in folder:
+            if folder is None:
                 continue
-            path = Path(folder, LOCK_NAME)
+            storage = open_storage(folder, retry=Retry(timeout_s=OWNER_TIMEOUT_S))
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                is_ours = self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) is not None
-            except OSError as error:  # a file system without locks
+                if isinstance(storage, LocalStorage):
+                    holder = self._lock(storage.folder)
+                else:
+                    holder = self._own(storage)
+            except (OSError, StorageError) as error:  # a file system without locks, a store without times
                 logger.warning("whether another run writes to %s is not known: %s", folder, error)
                 continue
-            if not is_ours:
+            if holder is not None:
                 self._owned.close()
                 return (
-                    f"another run writes to {folder}: it holds {path}. Wait for its end, or give this run another "
+                    f"another run writes to {folder}: {holder}. Wait for its end, or give this run another "
                     f"train.{setting}"
                 )
         return None
+
+    def _lock(self, folder: Path) -> str | None:
+        """Lock a folder; return the holder of the lock, if any."""
+        path = folder / LOCK_NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        is_ours = self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) is not None
+        return None if is_ours else f"it holds {path}"
+
+    def _own(self, storage: Storage) -> str | None:
+        """Own a prefix of a store; return the owner, if any."""
+        self._checkpointer.check_owner = lambda: None
+        owner = Owner(storage, beat_s=BEAT_S)
+        holder = owner.take()
+        if holder is None:
+            self._owned.callback(owner.release)
+            self._checkpointer.check_owner = owner.check
+        return holder
 
     def save(
         self, step: int, state: Mapping[str, Any], *, best: int | None = None, beside: Mapping[str, bytes] = NOTHING

@@ -299,7 +299,7 @@ class CheckpointWriter(FileSystemWriter):
 
     documents: further files of rank 0 in the checkpoint, by name. keep: number of latest checkpoints to keep. best:
     step of the best checkpoint, see remove_old. beside: files of rank 0 next to the checkpoints, by their keys.
-    wait_for_copies: returns when the tensors can be read.
+    wait_for_copies: returns when the tensors can be read. check_owner: raises an error if another run took over.
     """
 
     def __init__(
@@ -312,6 +312,7 @@ class CheckpointWriter(FileSystemWriter):
         best: int | None = None,
         beside: Mapping[str, bytes] = NOTHING,
         wait_for_copies: Callable[[], None] = lambda: None,
+        check_owner: Callable[[], None] = lambda: None,
     ):
         super().__init__(target.writing(step))
         self.target = target
@@ -320,13 +321,14 @@ class CheckpointWriter(FileSystemWriter):
         self._folder = target.writing(step)
         self._documents = documents
         self._keep, self._best, self._beside = keep, best, beside
-        self._wait_for_copies = wait_for_copies
+        self._wait_for_copies, self._check_owner = wait_for_copies, check_owner
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan  # the folder is created later, once for all ranks
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         with _failures():
+            self._check_owner()
             self.target.prepare(self.step)
         prepared: list[SavePlan] = super().prepare_global_plan(plans)
         return prepared
@@ -358,6 +360,7 @@ class CheckpointWriter(FileSystemWriter):
             self.target.publish(self.step, own)
             for key, data in self._beside.items():
                 self.target.storage.write(key, data)
+            self._check_owner()
             self.target.commit(self.step, {**files, **own})
         try:
             remove_old(self.target, self.step, keep=self._keep, best=self._best)
