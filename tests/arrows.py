@@ -42,11 +42,14 @@ def tree(module: str) -> ast.Module:
 
 
 @cache
-def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Modules of this project that a module imports anywhere in it, and the top names of other libraries."""
+def imports(module: str, *, at_start: bool = False) -> tuple[frozenset[str], frozenset[str]]:
+    """Modules of this project that a module imports, and the top names of other libraries.
+
+    at_start: only imports that run when the module itself is imported.
+    """
     ours, theirs = set(), set()
     package = module if files()[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree(module)):
+    for node in tree(module).body if at_start else ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package.split(".")[: len(package.split(".")) - node.level + 1]
             source = ".".join([*base, *([node.module] if node.module else [])])
@@ -75,12 +78,12 @@ def circles() -> list[list[str]]:
     return [list(group) for group in sorted(groups) if group]
 
 
-def reached_from(module: str) -> set[str]:
-    """Modules that a module imports, directly or through others."""
+def reached_from(module: str, *, at_start: bool = False) -> set[str]:
+    """Modules that a module imports, directly or through others. at_start: see imports."""
     found: set[str] = set()
     waiting = [module]
     while waiting:
-        for other in imports(waiting.pop())[0] - found:
+        for other in imports(waiting.pop(), at_start=at_start)[0] - found:
             found.add(other)
             waiting.append(other)
     return found

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from .arrows import arrows, circles, files, imports, room_of
+from .arrows import arrows, circles, files, imports, reached_from, room_of
 
 PURE_ROOMS = ("plan", "plan/kernels")
 PURE_LIBRARIES = {"numpy", "numba"}
+STARTED = ("__main__", "run_config", "trainer")  # modules that a run imports first
+LIBRARIES_OF_A_START = {
+    "huggingface_hub", "jinja2", "numba", "numpy", "orjson", "rich", "safetensors", "torch", "transformers", "xxhash",
+    "yaml",
+}  # fmt: skip
 BASE = {"checks", "errors", "extras", "registry", "types"}
 
 # room -> the rooms that it may import from; a room's own files may import each other, but not in circles
@@ -168,6 +173,13 @@ def test_the_arithmetic_of_plans_imports_no_input_or_output() -> None:
         theirs = imports(module)[1]
         assert theirs <= PURE_LIBRARIES | set(sys.stdlib_module_names), f"{module} imports {theirs}"
         assert not theirs & {"pathlib", "io", "time", "random", "socket", "shutil", "tempfile"}, module
+
+
+def test_a_run_starts_with_few_libraries() -> None:
+    started = set.union(*(reached_from(f"lmms_stream.train.{name}", at_start=True) for name in STARTED))
+    assert len(started) > 150
+    theirs = frozenset.union(*(imports(module, at_start=True)[1] for module in started))
+    assert theirs - set(sys.stdlib_module_names) == LIBRARIES_OF_A_START
 
 
 def test_few_modules_touch_mosaicmls_package() -> None:
