@@ -31,7 +31,7 @@ from ..processors.lengths import groups, sample_bytes
 from ..types import Batch, Columns, PackSegments, Processed, Sample, TokenRows
 from .bad_samples import BadSamples, SampleClock, is_of_sample, padding_of, reason_of
 from .collate import PAD_TOKEN_ID, check_keys, collate, for_checked, write_padding
-from .counts import MakeTally, now_us
+from .counts import MakeTally
 from .drop_list import append_left_out
 from .media_memory import PackMemory, RowMemory, SharedBlocks, new_rows
 from .wire import WireBatch
@@ -63,7 +63,7 @@ def process_pack(
     def read() -> Iterator[tuple[int, Sample]]:
         for segment in segments:
             try:
-                since_us = now_us()
+                since_us = tally.clock_us()
                 sample = read_segment(dataset, work, segment)
                 tally.read(since_us)
             except StorageError as error:
@@ -73,11 +73,11 @@ def process_pack(
 
     try:
         for group in groups(read(), num_bytes=lambda each: sample_bytes(each[1])):
-            since_us = now_us()
+            since_us = tally.clock_us()
             found = process_all(processor, [sample for _, sample in group])
             if found is not None:
                 first = int(work.segments.sample_ids[group[0][0]])
-                tally.sample(first, (now_us() - since_us) // len(group))  # samples made together share their time
+                tally.sample(first, (tally.clock_us() - since_us) // len(group))  # they share it
                 made |= zip([segment for segment, _ in group], found, strict=True)
     except Exception:  # noqa: BLE001 - the failing segment raises the error again when read separately
         pass
@@ -315,7 +315,7 @@ class BatchMaker:
         if self._is_left_out(work, sample_id):
             return padding_of(length)
         dataset = self.datasets[work.source]
-        is_made, since_us = segment in made, now_us()
+        is_made, since_us = segment in made, self.tally.clock_us()
         sample = made[segment] if is_made else read_segment(dataset, work, segment)
         if not is_made:
             self.tally.read(since_us)
@@ -327,7 +327,7 @@ class BatchMaker:
             with timed:
                 processed = process_segment(dataset, work, segment, sample, memory, pack=pack, is_made=is_made)
             if not is_made:
-                self.tally.sample(sample_id, now_us() - since_us)
+                self.tally.sample(sample_id, self.tally.clock_us() - since_us)
         except Exception as error:
             if not self._quarantines(error):
                 name_sample(error, f"sample {sample_id} of {dataset.url}")

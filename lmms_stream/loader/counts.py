@@ -7,7 +7,8 @@ its work, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +59,24 @@ class MakeTally:
         self.rows = np.zeros((len(sources), len(MakeCounts._fields)), np.int64) if rows is None else rows
         self._numbers = {source: number for number, source in enumerate(sources)}
         self._row = self.rows[0]
+        self._paused_us = 0
+
+    def clock_us(self) -> int:
+        """Return a clock that stands still in pauses."""
+        return now_us() - self._paused_us
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Leave the time inside out of making and reading: a reader waits for a download."""
+        row, since_us = self._row, now_us()
+        is_making = bool(row[_BEGUN])
+        if is_making:
+            row[_MAKING] += since_us - row[_BEGUN]
+            row[_BEGUN] = 0
+        yield
+        self._paused_us += now_us() - since_us
+        if is_making:
+            row[_BEGUN] = now_us()
 
     def begin(self, source: str) -> None:
         """Begin packs of a source; pad packs have no source and are not counted."""
@@ -66,8 +85,8 @@ class MakeTally:
             self._row[_BEGUN] = now_us()
 
     def read(self, since_us: int) -> None:
-        """Count the time from a moment until now as reading."""
-        self._row[_READING] += now_us() - since_us
+        """Count the time from a moment of the clock until now as reading."""
+        self._row[_READING] += self.clock_us() - since_us
 
     def sample(self, sample_id: int, seconds_us: int) -> None:
         """Compare a sample's time with the slowest sample."""
@@ -84,7 +103,8 @@ class MakeTally:
             row[_PACKS] += num_packs
             row[_SAMPLES] += num_samples
             row[_MAKING] += spent_us
-            row[_READING] += spent_us if only_reads else 0
+            if only_reads:
+                row[_READING] = row[_MAKING]
 
 
 class LoaderCounts(NamedTuple):

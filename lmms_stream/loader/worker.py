@@ -78,7 +78,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         """
         text = json.dumps({"cursor": cursor, "left_out": self.batches.left_out.state_dict()}).encode()
         self.batches.begin(cursor["step"])
-        self.batches.tally = MakeTally([*self.datasets], self.counts.made_by(-1))
+        self._count_packs(worker=-1)
         if self._shared is None:
             self._start = text
             return
@@ -87,6 +87,12 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             end_workers()
             self._shared = shared_zeros(2 * len(framed), dtype=torch.uint8)
         self._shared[: len(framed)] = torch.from_numpy(framed.copy())
+
+    def _count_packs(self, *, worker: int) -> None:
+        """Count packs made by this process. worker: its number, -1: of the loader's process."""
+        self.batches.tally = MakeTally([*self.datasets], self.counts.made_by(worker))
+        for dataset in self.datasets.values():
+            dataset.pack_reader.waiting = self.batches.tally.pausing
 
     def _told(self, *, worker: int) -> dict[str, Any]:
         """Return the cursor to begin at. worker: the number of this process."""
@@ -109,7 +115,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             yield from self._items(self._planned(self._told(worker=0), worker=0, num_workers=1), is_sent=False)
             return
         tokenize_in_one_thread()
-        self.batches.tally = MakeTally([*self.datasets], self.counts.made_by(worker.id))
+        self._count_packs(worker=worker.id)
         tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
         planned = self._planned(self._told(worker=worker.id), worker=worker.id, num_workers=worker.num_workers)
         for item in self._items(planned, is_sent=True):

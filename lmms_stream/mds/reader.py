@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count, islice
@@ -70,6 +70,7 @@ class ShardReader:
         self.num_samples = int(self.samples_per_shard.sum())
         self._first_ids = np.cumsum(self.samples_per_shard) - self.samples_per_shard
         self._first_ids_array = array("q", self._first_ids.tobytes())  # faster to search by bisect
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext  # around waits for a download
         self._forget()
         _READERS[id(self)] = self
 
@@ -268,7 +269,8 @@ class ShardReader:
             self.shards[shard_id][0].touch(shard.path)
 
     def _take(self, shard_id: int) -> Path:
-        return self._fetching().take(shard_id, timeout_s=self.shards[shard_id][0].retry.timeout_s)
+        with self.waiting():
+            return self._fetching().take(shard_id, timeout_s=self.shards[shard_id][0].retry.timeout_s)
 
     def _fetching(self) -> Prefetcher:
         if self._prefetcher is None:  # its threads refer to the sources, and this reader can be freed

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ...train.report.train_log import History, keep
+from ...train.report.train_log import ALERTS_NAME, History, keep
 from .source import LogTail, RunSource
 
 SILENT_S = 120.0  # without a record, a run may have ended; longer for runs with slow records
@@ -19,6 +19,8 @@ class WatchedRun:
     def __init__(self, source: RunSource):
         self.source = source
         self._tail = LogTail(source.log)
+        self._slow = LogTail(source.log.with_name(ALERTS_NAME))
+        self._between: list[dict[str, Any]] = []  # alerts between records
         self._kept = History([], [])
         self._samples: tuple[int, list[Any]] | None = None  # latest logged step with samples, and its samples
 
@@ -30,11 +32,16 @@ class WatchedRun:
             if ids := record.pop("sample_ids", None):
                 self._samples = record["step"], ids[:_MOST_SAMPLES]
             keep(self._kept, record)
+        slow = self._slow.read()
+        if slow.is_new_log:
+            self._between = []
+        self._between += [alert for record in slow.records for alert in record.get("alerts", [])]
 
     def view(self) -> dict[str, Any]:
         steps, evaluations = self._kept
         settings, saved = self.source.settings_now(), self.source.saved
-        alerts = [alert for record in steps for alert in record.get("alerts", [])]
+        alerts = [alert for record in steps for alert in record.get("alerts", [])] + self._between
+        alerts.sort(key=lambda alert: alert.get("last_step", 0))
         latest = steps[-1] if steps else {}
         return {
             "name": self.source.name,

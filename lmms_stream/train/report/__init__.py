@@ -1,7 +1,7 @@
 """Steps -> what a run reports.
 
 metrics     counts and times of steps, too many compilations -> figures, by our names and LMMS Engine's
-rank_figures    figures of this rank, at any time
+rank_figures    figures of this rank, at any time; slow parts of a run -> alerts
 exporter    these figures for Prometheus and OpenTelemetry
 alerts      unusual figures -> warnings, with packs, samples and source rows
 left_out    warnings of samples left out, or too long for a pack

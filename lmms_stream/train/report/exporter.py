@@ -158,6 +158,14 @@ def _waits(figures: RankFigures) -> list[Point]:
     return [(value, {"quantile": f"{each:g}"}) for each, value in zip(QUANTILES, figures.waits_s, strict=True)]
 
 
+def _doing(figures: RankFigures) -> list[Point]:
+    return [(seconds, {"doing": name}) for name, seconds in figures.doing_s.items()]
+
+
+def _slow(figures: RankFigures) -> list[Point]:
+    return [(1, {"kind": kind, "part": part}) for kind, part in figures.slow]
+
+
 COUNTERS: dict[str, tuple[str, str, Points]] = {
     "steps": ("", "Steps of this rank since its start", _one(lambda each: each.num_steps)),
     "tokens": ("", "Tokens of samples, without padding", _one(lambda each: each.num_tokens)),
@@ -172,6 +180,7 @@ COUNTERS: dict[str, tuple[str, str, Points]] = {
     "retries": ("", "Requests repeated after a failure", _fetched("num_retries")),
     "throttled": ("s", "Pauses because the store throttled, summed over threads", _fetched("throttled_ms", scale=1e-3)),
     "evictions": ("", "Shards deleted under cache_limit", _fetched("num_evicted")),
+    "doing": ("s", "Sampled time of steps: waiting for data, for other ranks, working", _doing),
     "packs": ("", "Packs made of samples", _made("num_packs")),
     "making": ("s", "Time of making packs", _made("making_us", scale=1e-6)),
     "reading": ("s", "Time of reading samples, a part of making", _made("reading_us", scale=1e-6)),
@@ -179,5 +188,6 @@ COUNTERS: dict[str, tuple[str, str, Points]] = {
 GAUGES: dict[str, tuple[str, str, Points]] = {
     "step_wait": ("s", "Quantiles of the waiting times of the last 1000 steps", _waits),
     "queue_depth": ("", "Items made by workers and not taken yet", _one(lambda each: each.loader.num_ready)),
+    "slow_part": ("", "1 for each slow worker, disk, store and rank of the run; from rank 0", _slow),
     "slowest_sample": ("s", "Time of the slowest sample of the last minute", _slowest),
 }

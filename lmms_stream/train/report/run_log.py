@@ -28,9 +28,9 @@ from ..run.phases import Phases
 from ..run.schedules import Schedule
 from ..run.settings import Reporter, TrainConfig
 from .exporter import check_exporters, exported
-from .rank_figures import RankMeter
+from .rank_figures import RankMeter, SlowParts
 from .standstill import Standstill
-from .train_log import LOG_NAME, ROOM, RecordFile, history, line_of, read_log, record_of
+from .train_log import ALERTS_NAME, LOG_NAME, ROOM, RecordFile, history, line_of, read_log, record_of
 
 
 class RunLog:
@@ -42,6 +42,8 @@ class RunLog:
         self._world = world
         self._reports: list[Report] = []
         self._is_running = False
+        self._phases: Phases | None = None
+        self._alerts: RecordFile | None = None  # of slow parts, opened by the first
         # Checkpoints elsewhere outlive the output_dir: the log is kept next to them.
         self._kept = KeptLog() if args.checkpoint_dir is not None and world.rank == 0 else None
 
@@ -75,16 +77,30 @@ class RunLog:
             self._profiler = stack.enter_context(
                 StepProfiler(self._args.profile_steps, output_dir=output_dir, rank=self._world.rank, step=step)
             )
+            if rank is not None and self._phases is not None:
+                stack.enter_context(SlowParts(rank, self._phases, world=self._world, tell=self._add_alert))
             self._is_running = True
             yield
 
     def _end(self) -> None:
         self._is_running = False
         self._reports.clear()
+        if self._alerts is not None:
+            self._alerts.close()
+            self._alerts = None
+
+    def _add_alert(self, alert: Mapping[str, Any]) -> None:
+        """Write an alert between records, in another thread than the run's."""
+        try:
+            if self._alerts is None:
+                self._alerts = RecordFile(Path(self._args.output_dir) / ALERTS_NAME)
+            self._alerts.write({"step": alert["first_step"], "alerts": [alert]})
+        except StorageError as error:
+            logger.warning("an alert is not in the output_dir: %s", error)
 
     def watched(self, phases: Phases) -> Standstill:
         """Return a context for watching this rank's phases."""
-        args = self._args
+        args, self._phases = self._args, phases
         return Standstill(phases, output_dir=Path(args.output_dir), world=self._world, timeout_s=args.timeout_s)
 
     def end_step(self, position: int) -> None:

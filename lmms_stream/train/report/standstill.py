@@ -60,7 +60,7 @@ class Standstill:
 
     def __enter__(self) -> Standstill:
         if self._world.world_size > 1:
-            self._states = RankStates(_own_store(self._beat_s), self._world)
+            self._states = RankStates(own_store(self._beat_s), self._world)
             self._main = threading.get_ident()
             self._open()
             self._states.publish(state_of(self._phases.now, frame=None))
@@ -170,7 +170,7 @@ def within(seconds: float, do: Any) -> None:
     start_thread(do, name="lmms-standstill-end").join(seconds)
 
 
-def _own_store(timeout_s: float) -> Any:
+def own_store(timeout_s: float) -> Any:
     """Return this thread's own connection to the store of the process group."""
     store: Any = dist.distributed_c10d._get_default_store()
     own = store.clone() if hasattr(store, "clone") else store

@@ -14,6 +14,7 @@ from ...errors import DataError
 from ...storage.failures import disk_errors
 
 LOG_NAME = "train_log.jsonl"
+ALERTS_NAME = "alerts.jsonl"  # beside the log: alerts of slow parts, which do not wait for the next record
 ROOM = "free some, and the same command goes on from the last checkpoint"
 _BLOCK = 1 << 16
 

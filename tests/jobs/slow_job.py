@@ -1,0 +1,57 @@
+"""A job: a run with a slow part, until an alert of slow parts is there. Arguments: the slow part, then as of a run.
+
+worker: worker 1 sleeps at each pack. disk: each read of a sample takes 20 ms. rank: rank 1 sleeps before each step.
+store: nothing here, its server throttles.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lmms_stream.loader.collate import collate
+from lmms_stream.mds.shard import Shard
+from lmms_stream.train.report.train_log import ALERTS_NAME
+from lmms_stream.types import Batch
+from torch.utils.data import get_worker_info
+from transformers import TrainerCallback
+
+from tests.train.runs import trainer_of
+
+SLEEP_S = 0.3
+READ_S = 0.02
+
+
+def slow_collate(*args: Any, **options: Any) -> Batch:
+    """Collate; in worker 1 after a sleep. Packs are made sample by sample with any collator but the loader's."""
+    worker = get_worker_info()
+    if worker is not None and worker.id == 1 and sys.argv[1] == "worker":
+        time.sleep(SLEEP_S)
+    return collate(*args, **options)
+
+
+def read_slowly(shard: Shard, index: int, read: Any = Shard.__getitem__) -> Any:
+    """Read a sample as from a slow disk, for which the process sleeps."""
+    time.sleep(READ_S)
+    return read(shard, index)
+
+
+class EndsWithAlert(TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if sys.argv[1] == "rank" and not state.is_world_process_zero:
+            time.sleep(SLEEP_S)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop |= (Path(args.output_dir) / ALERTS_NAME).exists()
+
+
+def main() -> None:
+    if sys.argv[1] == "disk":
+        Shard.__getitem__ = read_slowly  # type: ignore[method-assign]
+    trainer_of(Path(sys.argv[2]), *sys.argv[3:], data_collator=slow_collate, callbacks=[EndsWithAlert()]).train()
+
+
+if __name__ == "__main__":
+    main()
