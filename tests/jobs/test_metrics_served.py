@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
 from lmms_stream.errors import ConfigError
-from lmms_stream.train.report.exporter import DEFAULT_PORT, PORT, exported
+from lmms_stream.train.report.exporter import DEFAULT_PORT, GAUGES, PORT, exported
 from lmms_stream.train.report.rank_figures import RankMeter
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.types import World
@@ -71,6 +73,20 @@ def test_metrics_of_two_ranks_are_the_figures_of_the_log(served: Path) -> None:
         waits = [values("step_wait_seconds", rank=rank, quantile=each) for each in ("0.5", "0.95", "0.99")]
         assert waits == sorted(waits)
         assert values("queue_depth", rank=rank)
+
+
+def test_each_query_of_the_dashboard_names_metrics_that_are_served(served: Path) -> None:
+    """A slow part has a metric only where something is slow."""
+    board = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [each["definition"] for each in board["templating"]["list"] if each["type"] == "query"]
+    named = {name for query in queries for name in re.findall(r"lmms_stream_\w+", query)}
+    rank = (served / "metrics-0.txt").read_text()
+    found = {sample.name for metric in text_string_to_metric_families(rank) for sample in metric.samples}
+    assert named - found == {"lmms_stream_slow_part"}
+    assert found - named == {"target_info"}
+    assert "slow_part" in GAUGES
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 def test_a_port_in_use_is_named_with_the_variable_that_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
