@@ -168,7 +168,12 @@ class Loop:
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
             agreed = agree(
-                Votes(stop=self._stop.is_received, failed_save=trainer.saver.has_failed, save_due=self._clock.is_due),
+                Votes(
+                    stop=self._stop.is_received,
+                    failed_save=trainer.saver.has_failed,
+                    save_due=self._clock.is_due,
+                    trace_due=trainer.run_log.takes_trace(),
+                ),
                 [*trainer.steps.units(batches), *trainer.steps.of_sources(batches)],
                 trainer.meter.count(batches),
                 world=trainer.world,
@@ -185,6 +190,8 @@ class Loop:
         self._is_time_to_save = agreed.votes.save_due > 0
         if agreed.votes.failed_save:
             trainer.saver.tell_failure()
+        if agreed.votes.trace_due:
+            trainer.run_log.trace_next_step()
         seed_step(config.seed, step=counts.step, group=trainer.world.rank // config.tensor_parallel)
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)

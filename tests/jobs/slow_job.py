@@ -1,4 +1,6 @@
-"""A job: a run with a slow part, until an alert of slow parts is there. Arguments: the slow part, then as of a run.
+"""A job: a run with a slow part, until an alert of slow parts is there, and a trace requested after the first step.
+
+Arguments: the slow part, then as of a run.
 
 worker: worker 1 sleeps at each pack. disk: each read of a sample takes 20 ms. rank: rank 1 sleeps before each step.
 store: nothing here, its server throttles.
@@ -13,6 +15,7 @@ from typing import Any
 
 from lmms_stream.loader.collate import collate
 from lmms_stream.mds.shard import Shard
+from lmms_stream.train.report.run_log import TRACE_NAME
 from lmms_stream.train.report.train_log import ALERTS_NAME
 from lmms_stream.types import Batch
 from torch.utils.data import get_worker_info
@@ -44,6 +47,8 @@ class EndsWithAlert(TrainerCallback):
             time.sleep(SLEEP_S)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1 and state.is_world_process_zero:
+            (Path(args.output_dir) / TRACE_NAME).touch()
         control.should_training_stop |= (Path(args.output_dir) / ALERTS_NAME).exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def test_a_planted_slow_part_is_named(how: str, tmp_path: Path, request: pytest.
     assert done.stderr.count(alert["message"]) == 1
     run = WatchedRun(open_run(tmp_path / "default"))
     run.update()
+    traces = sorted(path.name for path in (tmp_path / "default" / "profile").iterdir())
+    step = int(traces[0].removesuffix(".json").rpartition("-")[2])
+    assert traces == [f"rank-{rank}-step-{step}.json" for rank in range(num_ranks)]  # of one step, which was ahead
+    assert step > 2
+    assert json.loads((tmp_path / "default" / "profile" / traces[-1]).read_text())["traceEvents"]
     assert alert["message"] in [shown["message"] for shown in run.view()["alerts"]]
 
 

@@ -43,6 +43,7 @@ class RunLog:
         self._reports: list[Report] = []
         self._is_running = False
         self._phases: Phases | None = None
+        self._looked_s, self._requested_ns = time.monotonic(), self._request()  # for traces
         self._alerts: RecordFile | None = None  # of slow parts, opened by the first
         # Checkpoints elsewhere outlive the output_dir: the log is kept next to them.
         self._kept = KeptLog() if args.checkpoint_dir is not None and world.rank == 0 else None
@@ -81,6 +82,25 @@ class RunLog:
                 stack.enter_context(SlowParts(rank, self._phases, world=self._world, tell=self._add_alert))
             self._is_running = True
             yield
+
+    def takes_trace(self) -> bool:
+        """Return whether a trace was requested since the last call; on rank 0, and looking once a second."""
+        now = time.monotonic()
+        if self._world.rank or now - self._looked_s < _LOOK_S:
+            return False
+        self._looked_s, before = now, self._requested_ns
+        self._requested_ns = self._request()
+        return self._requested_ns > before
+
+    def trace_next_step(self) -> None:
+        self._profiler.trace_next()
+
+    def _request(self) -> int:
+        """Return the time of the last request, the time of a file, in nanoseconds; 0 without a request."""
+        try:
+            return (Path(self._args.output_dir) / TRACE_NAME).stat().st_mtime_ns
+        except OSError:  # no such file
+            return 0
 
     def _end(self) -> None:
         self._is_running = False
@@ -193,6 +213,8 @@ class RunProgress:
 
 # Traces of some steps by torch's profiler, a file per rank, for Perfetto and chrome://tracing.
 
+TRACE_NAME = "trace"  # a file in the output_dir: when its time changes, the next step is traced
+_LOOK_S = 1.0  # between two looks at the file
 _ROOM = "free some, name another folder in train.profile_steps, or leave it out"
 _END_BYTES = 1 << 13  # bytes to read at the end of a trace, with the trace's path
 
@@ -201,20 +223,26 @@ class StepProfiler:
     """Context to trace steps [first, stop) of this run, counted from the start of the process after `step` steps.
 
     The file is `folder`/rank-N-step-S.json, S the first traced step by the log's count: a resumed run keeps the traces
-    of the run before. A run with an earlier end writes the steps until then. Without steps nothing is traced. Raises
-    StorageError if the file cannot be written.
+    of the run before. A run with an earlier end writes the steps until then. Without steps nothing is traced before
+    trace_next. Raises StorageError if the file cannot be written.
     """
 
     def __init__(self, steps: tuple[int, int] | tuple[int, int, str] | None, *, output_dir: Path, rank: int, step: int):
         self._profile: profile | None = None
+        self._rank, self._step, self._folder = rank, step, output_dir / "profile"
         if steps is not None:
             first, stop, *folders = steps
-            folder = Path(*folders) if folders else output_dir / "profile"
-            self._path = folder / f"rank-{rank}-step-{step + first + 1}.json"
             # The profiler's step n is the nth step of this run; step 0, before the first step, is empty.
-            traced = schedule(skip_first=first, wait=0, warmup=1, active=stop - first, repeat=1)
-            # acc_events: keep the events of the only cycle; otherwise torch warns of dropped events of other cycles.
-            self._profile = profile(schedule=traced, on_trace_ready=self._write, acc_events=True)
+            folder = Path(*folders) if folders else self._folder
+            self._profile = self._planned(step + first + 1, stop - first, folder, skipped=first)
+
+    def _planned(self, step: int, num_steps: int, folder: Path, *, skipped: int = 0) -> profile:
+        """Return the profiler of a trace from a step on, after skipped steps and one for the profiler's own start."""
+        self._is_written = False
+        self._path = folder / f"rank-{self._rank}-step-{step}.json"
+        traced = schedule(skip_first=skipped, wait=0, warmup=1, active=num_steps, repeat=1)
+        # acc_events: keep the events of the only cycle; otherwise torch warns of dropped events of other cycles.
+        return profile(schedule=traced, on_trace_ready=self._write, acc_events=True)
 
     def __enter__(self) -> StepProfiler:
         if self._profile is not None:
@@ -228,10 +256,21 @@ class StepProfiler:
 
     def step(self) -> None:
         """Take the end of a step."""
+        self._step += 1
         if self._profile is not None:
             self._profile.step()
+            if self._is_written:
+                self._profile.stop()
+                self._profile = None
+
+    def trace_next(self) -> None:
+        """Trace the next step, from within a step. While another trace is planned or under way, nothing is added."""
+        if self._profile is None:
+            self._profile = self._planned(self._step + 2, 1, self._folder)
+            self._profile.start()
 
     def _write(self, traced: profile) -> None:
+        self._is_written = True
         with disk_errors(str(self._path), room=_ROOM):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_bytes(b"")  # torch reports no disk errors; Python raises errors of the path here

@@ -102,11 +102,12 @@ class TrainedOn:
 
 
 class Votes(NamedTuple):
-    """Votes of a rank, or numbers of ranks: a stop signal was received, a save failed, a checkpoint is due."""
+    """Votes of a rank, or numbers of ranks: a stop signal was received, a save failed, a save or a trace is due."""
 
     stop: float
     failed_save: float
     save_due: float
+    trace_due: float = 0
 
 
 class Agreed(NamedTuple):
