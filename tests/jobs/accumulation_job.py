@@ -17,6 +17,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.train.model import loss
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.step_costs import collectives
 from lmms_stream.train.run.counts import Votes, agree
@@ -28,9 +29,11 @@ from tests.train import vision
 
 from .sharding_job import whole
 from .test_experts import EXPERTS
-from .test_sharding import LORA, TIED
+from .test_sharding import LORA, SIZES, TIED
 
 TIMEOUT_S = 60.0
+UNTIED = {"config": {"model_type": "qwen2", **SIZES}, "seed": 3}
+LOGITS_AT_ONCE = loss.LOGITS_AT_ONCE
 WAYS: tuple[dict[str, Any], ...] = (
     {"fsdp": {"accumulate": "sharded"}},
     {"fsdp": {"accumulate": "unsharded"}},
@@ -38,6 +41,7 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 CASES: dict[str, dict[str, Any]] = {
     "text": {"model": TIED},
+    "untied": {"model": UNTIED, "logits_at_once": 1, "packing_length": 300},
     "auto": {"model": TIED, "ways": ({"fsdp": {"accumulate": "auto"}},)},
     "frozen": {"model": TIED, "train": {"frozen": ["lm_head.*", "*.layers.0.*"]}},
     "lora": {"model": LORA},
@@ -56,6 +60,7 @@ NUM_MICRO_BATCHES = 4
 
 def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, Any]:
     world, _ = init_distributed(TIMEOUT_S)
+    loss.LOGITS_AT_ONCE = case.get("logits_at_once", LOGITS_AT_ONCE)
     model = vision.build("qwen2_5_vl") if case["model"] is None else ModelConfig(**case["model"]).build()
     processor = vision.Processor(model, "both") if case["model"] is None else TokensProcessor()
     dataset = PackedStreamingDataset(

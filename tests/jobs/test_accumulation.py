@@ -53,6 +53,15 @@ def test_a_step_of_four_micro_batches_reduce_scatters_each_block_once(results: d
     assert once["all_gather"] == each_time["all_gather"] > NUM_MICRO_BATCHES * NUM_GROUPS
 
 
+def test_an_embedding_and_a_head_of_their_own_are_gathered_once_for_all_chunks(results: dict[str, Any]) -> None:
+    """Of three chunks at least. The embedding is not gathered for the backward pass, and the head not again."""
+    each_time, once, gathered = (made["collectives"] for made in results["untied"][0])
+    num_groups = NUM_GROUPS + 2
+    assert each_time["reduce_scatter"] == NUM_MICRO_BATCHES * num_groups
+    assert once["reduce_scatter"] == gathered["reduce_scatter"] == gathered["all_gather"] == num_groups
+    assert once["all_gather"] == each_time["all_gather"] == NUM_MICRO_BATCHES * (num_groups + 2)
+
+
 def test_blocks_that_stay_gathered_are_gathered_once_a_step(results: dict[str, Any]) -> None:
     """Before, the root has let go of what it gathered for the proof."""
     assert results["text"][0][2]["collectives"]["all_gather"] == NUM_GROUPS

@@ -8,12 +8,15 @@ chunk, and nothing in between needs memory.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+T = TypeVar("T")
 Head = Callable[[torch.Tensor], torch.Tensor]  # [n, H] -> logits [n, V]
 LOGITS_AT_ONCE = 1 << 26  # float32 values: 256 MiB
 MEMORY_PER_LOGITS = 256  # bytes of a GPU's memory per value at once: 1 GiB of logits on 80 GiB
@@ -158,6 +162,48 @@ class _Use(torch.autograd.Function):
         value = ctx.total.value
         ctx.total.value = gradients[0].float() if value is None else value.add_(gradients[0])
         return None, None
+
+
+# A head that FSDP shards as a unit: its parameters are gathered once for all chunks, and their gradients are summed
+# over ranks once.
+
+
+def run_around(head: Any, run: Callable[..., T], *tensors: torch.Tensor) -> T:
+    """Return run(*tensors), inside a forward pass of the head if FSDP shards it as a unit; `run` calls the head."""
+    if not isinstance(head, FSDPModule):
+        return run(*tensors)
+    with _replaced(head, lambda *_: run(*tensors)):
+        made: T = head(*tensors)  # type: ignore[operator]
+    return made
+
+
+@contextmanager
+def called_inside(head: Any) -> Iterator[None]:
+    """Let calls of a head inside this context be its own forward method, without the hooks of FSDP."""
+    if not isinstance(head, FSDPModule):
+        yield
+        return
+    module: Any = head
+    before = module._forward_pre_hooks, module._forward_hooks
+    module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        with _replaced(module, MethodType(type(module).forward, module)):
+            yield
+    finally:
+        module._forward_pre_hooks, module._forward_hooks = before
+
+
+@contextmanager
+def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give a module another forward method inside this context."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
 
 
 # Hidden states of models that insert outputs of towers into the text outside of the base model.

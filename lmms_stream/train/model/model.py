@@ -25,11 +25,13 @@ from .by_sample import BySample, PackSamples
 from .loss import (
     Head,
     SharedParameters,
+    called_inside,
     decoder_of,
     learnt_tokens,
     losses_of_logits,
     router_loss,
     router_weight,
+    run_around,
     run_to_hidden,
     token_losses,
 )
@@ -197,6 +199,20 @@ class PackedModel(torch.nn.Module):
         return min(self.vocab_size, int(rows[0])) if rows else self.vocab_size
 
     @property
+    def ends(self) -> tuple[torch.nn.Embedding | torch.nn.Linear, ...]:
+        """Embedding and head as units of FSDP: () if they share a parameter, or have hooks or parts of their own.
+
+        Of models with towers only the head: ranks with and without media run the towers and the embedding in different
+        orders, and gather them in these orders.
+        """
+        pair: tuple[Any, Any] = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        if [*map(type, pair)] != [torch.nn.Embedding, torch.nn.Linear] or pair[0].weight is pair[1].weight:
+            return ()
+        if any(each._forward_hooks or each._forward_pre_hooks for each in pair):
+            return ()
+        return pair[1:] if self._tower_paths else pair
+
+    @property
     def logits_ways(self) -> tuple[LogitsWay, ...]:
         """Ways to compute the loss that this model supports, the least memory first."""
         ways: list[LogitsWay] = ["whole"]
@@ -244,10 +260,14 @@ class PackedModel(torch.nn.Module):
                 assert base is not None
                 output, of_base = run_to_hidden(self.model, base, inputs)
             every = of_base.last_hidden_state[0]
-            head = self._head(base, of_base, batch)
-            losses = token_losses(every[learnt], targets, head, vocab_size=self.vocab_size)
-            self._tell(batch, lambda: every, head)
-            return output, losses
+
+            def run(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                head = self._head(base, of_base, batch)
+                losses = token_losses(hidden, targets, head, vocab_size=self.vocab_size)
+                self._tell(batch, lambda: every, head)
+                return losses
+
+            return output, run_around(run_module(self.model.get_output_embeddings()), run, every[learnt])
         if self.logits_way == "kept":
             output = self.model(**inputs, logits_to_keep=learnt)
             return output, losses_of_logits(output.logits[0], targets)
@@ -283,10 +303,11 @@ class PackedModel(torch.nn.Module):
     def _head(self, base: PreTrainedModel, output: Any, batch: Batch) -> Head:
         """Return the head, hidden states -> logits: the model itself, called with its base model's output."""
         quiet = {"output_router_logits": False} if self.router_weight else {}
-        own = SharedParameters(run_module(self.model.get_output_embeddings()))
+        module = run_module(self.model.get_output_embeddings())
+        own = SharedParameters(module)
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
-            with _given(base, output, hidden[None]), own.used():
+            with _given(base, output, hidden[None]), called_inside(module), own.used():
                 ids = batch.input_ids[:, : len(hidden)]
                 logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **quiet).logits
             return logits[0]

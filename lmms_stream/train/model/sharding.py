@@ -59,17 +59,26 @@ def shard_model(
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     _divide(model, meshes, policy=policy, config=config)
     check_formats([*blocks, model])
+    kept: set[int] = set()
     if config.bf16:
         named = ((part, *each) for part in model.modules() for each in part.named_parameters())
-        policy = with_float32(policy, {id(each) for part, name, each in named if in_float32(part, name)})
-    for part in (*blocks, model):
+        kept = {id(each) for part, name, each in named if in_float32(part, name)}
+        policy = with_float32(policy, kept)
+    ends = model.ends if isinstance(model, PackedModel) and meshes.tp is None else ()
+    if any(id(each.weight) in kept for each in ends):
+        ends = ()  # what they are given is not cast
+    for part in (*blocks, *ends, model):
         again = None if part is model else bool(fsdp.reshard_after_forward)  # the root's own parameters stay gathered
+        if part in ends[-1:]:
+            again = False  # the backward pass begins with the head
         sharded = fully_shard(part, mesh=meshes.fsdp, mp_policy=policy, reshard_after_forward=again)
         if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
             reduce_unused_parameters(sharded)
+    if len(ends) > 1:
+        ends[0].set_unshard_in_backward(False)  # type: ignore[operator]  # the gradient of an embedding needs no weight
     if dtype is not None:
-        for block in blocks:
-            cast_hidden_states(block, dtype)
+        for part in (*blocks, *ends[-1:]):  # some models cast to the format of the head's parameter
+            cast_hidden_states(part, dtype)
     prefetch(blocks, fsdp.prefetch_blocks)
     if isinstance(model, FSDPModule) and hasattr(model, "set_reduce_scatter_unused_params"):
         # Experts without a token on a rank have no gradient there, and ranks would reduce different tensors.
@@ -150,10 +159,11 @@ def compile_blocks(model: PackedModel | PlainModel, *, backend: str = "inductor"
     """
     # Otherwise torch takes two sizes that are equal in the first pack for equal in all packs.
     shape_config.use_duck_shape = False
-    of_tower = {module for tower in model.towers.values() for module in tower.modules()}
+    others = {module for tower in model.towers.values() for module in tower.modules()}
+    others |= {module for module in model.modules() if isinstance(module, torch.nn.Embedding | torch.nn.Linear)}
     for block in model.model.modules():
         is_sharded: bool = isinstance(block, FSDPModule)
-        if is_sharded and block not in of_tower:
+        if is_sharded and block not in others:
             _leave_out_wrappers(block)
             block.compile(dynamic=True, backend=backend)
 
