@@ -144,6 +144,24 @@ def test_the_next_save_copies_tensors_to_the_memory_of_the_last(group: None) -> 
     stager.release()
 
 
+def test_a_save_reads_nothing_that_it_wrote(group: None, tmp_path: Path) -> None:
+    """Reads of this process are counted by the kernel; the digests are those of the files."""
+    parts = make_parts(0, width=1024)
+    take_step(parts, 1)
+    with checkpointer(str(tmp_path / "checkpoints"), tmp_path, asynchronous=False) as made:
+        before = _bytes_read()
+        made.save(*parts, step=1, state={}, documents={})
+        assert _bytes_read() - before < 1 << 20
+    (folder,) = checkpoints(tmp_path / "checkpoints")
+    written = json.loads((folder / "complete.json").read_bytes())["files"]
+    assert written[DATA]["num_bytes"] > 4 << 20
+    assert written == {name: dataclasses.asdict(FileDigest.of(folder / name)) for name in written}
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_what_is_saved_does_not_follow_the_training_that_goes_on(
     asynchronous: bool, group: None, location: str, tmp_path: Path

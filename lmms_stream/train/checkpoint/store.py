@@ -8,6 +8,7 @@ final name last, by a rename after all files are forced to disk.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -17,13 +18,16 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import xxhash
 
 from ...errors import CheckpointError, ObjectMissingError
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 COMPLETE_NAME = "complete.json"
 STATE_NAME = "trainer.json"
@@ -55,6 +59,25 @@ class FileDigest:
                 digest.update(chunk)
                 num_bytes += len(chunk)
         return FileDigest(num_bytes=num_bytes, xxh3=digest.hexdigest())
+
+
+class DigestedFile(io.BufferedWriter):
+    """New file with a digest of the bytes in the order of writing: the file is not read again."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path, "w"))
+        self._hash, self._num_bytes = xxhash.xxh3_64(), 0
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with memoryview(data).cast("B") as view:
+            for start in range(0, len(view), _CHUNK_BYTES):
+                self._hash.update(view[start : start + _CHUNK_BYTES])
+            self._num_bytes += len(view)
+            return super().write(view)
+
+    @property
+    def digest(self) -> FileDigest:
+        return FileDigest(num_bytes=self._num_bytes, xxh3=self._hash.hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

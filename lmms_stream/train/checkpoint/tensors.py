@@ -7,6 +7,7 @@ size and checksum.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import torch
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -38,7 +39,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import CheckpointError, LmmsStreamError, StorageError
 from ..model.adapters import adapter_of
 from ..run.optimizers import Average
-from .store import METADATA_NAME, FileDigest, Target, remove, write_synced
+from .store import METADATA_NAME, DigestedFile, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model", "optimizer" or "average", then by the names of parameters
 Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]  # address, shape, strides, type
@@ -294,6 +295,20 @@ class _Written(WriteResult):
     files: Mapping[str, FileDigest]
 
 
+class _Files(FileSystem):
+    """Files of a checkpoint on this node, with digests by name."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, FileDigest] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[DigestedFile]:
+        assert mode == "wb"
+        with DigestedFile(Path(path)) as file:
+            yield file
+        self.digests[Path(path).name] = file.digest
+
+
 class CheckpointWriter(FileSystemWriter):
     """Writes a checkpoint: each rank writes tensors, then rank 0 writes `documents` and complete.json.
 
@@ -315,6 +330,7 @@ class CheckpointWriter(FileSystemWriter):
         check_owner: Callable[[], None] = lambda: None,
     ):
         super().__init__(target.writing(step))
+        self.fs = self._files = _Files()
         self.target = target
         self.step = step
         self.warnings: list[str] = []  # failures to remove old checkpoints
@@ -343,7 +359,7 @@ class CheckpointWriter(FileSystemWriter):
                 write = super().write_data
                 first, *others = [each for part in _parts(plan) for each in write(part, planner).value()]
                 names = {result.storage_data.relative_path for result in (first, *others)}
-                files = {name: FileDigest.of(self._folder / name) for name in sorted(names)}
+                files = {name: self._files.digests[name] for name in sorted(names)}
                 self.target.publish(self.step, files)
                 results = [_Written(first.index, first.size_in_bytes, first.storage_data, files), *others]
         done.set_result(results)
