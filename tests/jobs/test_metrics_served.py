@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from lmms_stream.errors import ConfigError
+from lmms_stream.loader.counts import LoaderCounts
 from lmms_stream.train.report.exporter import DEFAULT_PORT, GAUGES, PORT, exported
 from lmms_stream.train.report.rank_figures import RankMeter
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.types import World
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -87,6 +93,45 @@ def test_each_query_of_the_dashboard_names_metrics_that_are_served(served: Path)
     assert found - named == {"target_info"}
     assert "slow_part" in GAUGES
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps the bodies of requests by path."""
+
+    bodies: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.bodies.append((self.path, gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+class NoLoader:
+    """What a RankMeter asks a loader for, before its first batch."""
+
+    counts = LoaderCounts({}, [], 0)
+
+
+def test_a_receiver_of_opentelemetry_gets_the_figures_at_the_end_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = RankMeter(NoLoader())  # type: ignore[arg-type]
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        with exported(meter.figures, ["otlp"], world=World(rank=1, world_size=2)):
+            meter.add(30, 20, wait_s=0.5)
+        server.shutdown()
+    ((path, body),) = Receiver.bodies
+    assert path == "/v1/metrics"
+    (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
+    found = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    (tokens,) = found["lmms_stream.tokens"].sum.data_points
+    assert (tokens.as_int, [(each.key, each.value.string_value) for each in tokens.attributes]) == (30, [("rank", "1")])
+    (wait,) = found["lmms_stream.wait"].sum.data_points
+    assert wait.as_double == 0.5
 
 
 def test_a_port_in_use_is_named_with_the_variable_that_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
