@@ -75,6 +75,13 @@ def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, An
     batches = next(trainer.data.steps_of(iter(trainer.loader)))
     agreed = agree(Votes(0, 0, 0), trainer.steps.units(batches), trainer.meter.count(batches), world=trainer.world)
     trainer.meter.add(agreed.counts)
+    inner = trainer.model.model
+    is_summed: list[bool] = []  # the gradient of the head, as that of the embedding's output is known
+
+    def listen(_: Any, __: Any, embeddings: torch.Tensor) -> None:
+        embeddings.register_hook(lambda _: is_summed.append(inner.get_output_embeddings().weight.grad is not None))
+
+    inner.get_input_embeddings().register_forward_hook(listen)
     with collectives() as counts:
         trainer.training_step(batches, agreed.units)
     kinds = ("reduce_scatter", "all_reduce", "all_gather")
@@ -83,6 +90,7 @@ def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, An
             name: whole(value.grad) for name, value in trainer.model.named_parameters() if value.grad is not None
         },
         "collectives": {kind: counts[kind] for kind in kinds},
+        "is_summed": is_summed,
         "has_media": [bool(batch.inputs) for batch in batches],
     }
 

@@ -60,6 +60,8 @@ def test_an_embedding_and_a_head_of_their_own_are_gathered_once_for_all_chunks(r
     assert each_time["reduce_scatter"] == NUM_MICRO_BATCHES * num_groups
     assert once["reduce_scatter"] == gathered["reduce_scatter"] == gathered["all_gather"] == num_groups
     assert once["all_gather"] == each_time["all_gather"] == NUM_MICRO_BATCHES * (num_groups + 2)
+    assert results["untied"][0][0]["is_summed"] == [True] * NUM_MICRO_BATCHES, "before the backward passes of blocks"
+    assert not any(results["text"][0][0]["is_summed"][:1])  # a tied head waits for the embedding
 
 
 def test_blocks_that_stay_gathered_are_gathered_once_a_step(results: dict[str, Any]) -> None:

@@ -172,7 +172,7 @@ def run_around(head: Any, run: Callable[..., T], *tensors: torch.Tensor) -> T:
     """Return run(*tensors), inside a forward pass of the head if FSDP shards it as a unit; `run` calls the head."""
     if not isinstance(head, FSDPModule):
         return run(*tensors)
-    with _replaced(head, lambda *_: run(*tensors)):
+    with _replaced(head, run):  # run is given the tensors that FSDP listens to: their gradients end the head's backward
         made: T = head(*tensors)  # type: ignore[operator]
     return made
 
