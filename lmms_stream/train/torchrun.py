@@ -26,10 +26,14 @@ TOLD_STATUS = 1  # exit status of torchrun ended by a signal
 
 
 def main() -> int:
-    """Run torchrun with this process's arguments and return the exit status."""
+    """Run torchrun with this process's arguments and return the exit status.
+
+    If all ranks were told to stop, and saved, this is their status, 85.
+    """
     try:
         gc.disable()  # objects of imports are kept; searching them for garbage takes 0.1 s or more
         from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import main as torchrun
 
         gc.enable()
@@ -44,6 +48,13 @@ def main() -> int:
     except SignalException as told:  # the ranks received the signal and have ended
         sys.stderr.write(f"torchrun: {told.sigval.name} ended the ranks\n")
         return TOLD_STATUS
+    except ChildFailedError as failed:
+        from .run.distributed import STOPPED_STATUS
+
+        if any(failure.exitcode != STOPPED_STATUS for failure in failed.failures.values()):
+            raise
+        sys.stderr.write("torchrun: the ranks were told to stop, and have saved\n")
+        return STOPPED_STATUS
     except KeyboardInterrupt:  # torchrun had no handler yet
         sys.stderr.write("interrupted before all ranks were started\n")
         return 130
