@@ -186,8 +186,8 @@ def write_recipe_run(path: Path, edits: Mapping[str, str]) -> Path:
     settings = yaml.safe_load(recipe("run.yaml", edits))
     settings["dataset"] |= {"processor": {"type": "tokens"}, "packing_length": 256, "num_canonical_nodes": 4}
     settings["model"] = {"config": MODEL}
-    settings["train"] |= {"global_batch": 8, "num_train_epochs": 4, "timeout_s": 60, "log_sample_ids": True,
-                          "num_workers": 0}  # fmt: skip
+    settings["train"] |= {"global_batch": 8, "num_train_epochs": 4, "save_steps": 5, "num_workers": 0}
+    settings["train"] |= {"timeout_s": 60, "log_sample_ids": True}
     path.write_text(yaml.safe_dump(settings))
     return path
 
@@ -236,7 +236,10 @@ def test_a_run_of_kubernetes_resumes_when_a_pod_is_lost(
     """A pod that ended is started again with empty volumes, by the rules of the job: until each has ended well."""
     pods = {number: start_pod(cluster, number) for number in range(2)}
     cluster.wait_until(lambda: max(map(last_step, outputs(cluster))) >= 10, limit_s=LIMIT_S)
-    pods[victim].send_signal(told)
+    if told == signal.SIGKILL:
+        cluster.kill(victim)  # all of the pod
+    else:
+        pods[victim].send_signal(told)
     lost: list[tuple[int, int]] = []
     deadline = time.monotonic() + LIMIT_S
     while any(pod.poll() != 0 for pod in pods.values()):
