@@ -37,7 +37,7 @@ from ..rounds import LONG, in_long_rounds
 from ..train.runs import MODEL
 
 MISSING = what_is_missing() if LONG else None
-on_nodes = pytest.mark.skipif(not LONG or MISSING is not None, reason=f"it takes long: make test-long; {MISSING}")
+on_nodes = pytest.mark.skipif(not LONG or MISSING is not None, reason=MISSING or "it takes long: make test-long")
 
 RECIPES = ROOT / "examples" / "deploy"
 BUCKET, TOKENIZER, RUN = "s3://bucket", "Qwen/Qwen3-0.6B", "/config/run.yaml"
