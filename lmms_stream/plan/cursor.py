@@ -62,7 +62,7 @@ class WindowCursor(NamedTuple):
     """Position in a window of `balance`, see windows.py: `num_done` of num_packs packs are consumed.
 
     step: first step. sources: cursors before this step. global_batch: packs of a step, when the window began.
-    linear_cost: see pack_costs. mix: digest of the mixture's settings, which give the turns of the window.
+    linear_cost: see pack_costs. mix: weights and max_epochs of the mixture, as JSON.
     """
 
     step: int
