@@ -82,7 +82,7 @@ class Loop:
         """Finish the run: last log, save and best model; return its output."""
         trainer = self.trainer
         self._trained_on.end()
-        self._read()
+        self.read()
         if self._flow.logs_the_end:
             self.log()
         if self._flow.saves_the_end and self._saved != self._step:
@@ -199,7 +199,7 @@ class Loop:
         grad_norm = self._grad_norm()
         reading = StepReading(grad_norm, losses)
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
-        self._read()  # the step before, while the device does this one
+        self.read()  # the step before, while the device does this one
         counts.step += 1
         self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), counts.step, is_trained_on)
         trainer.phases.step = counts.step
@@ -234,7 +234,7 @@ class Loop:
         trainer.callbacks.call("on_optimizer_step")
         trainer.optimizer.zero_grad()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Count the gradient norm and the losses of the latest step, unless they are counted; wait for them.
 
         A step is read once the next is queued, or before a log or a save.
@@ -289,7 +289,7 @@ class Loop:
         if self._logged == self._step:
             return
         self._logged = self._step
-        self._read()
+        self.read()
         record: dict[str, Any] = {
             "step": self._step,
             **trainer.meter.record(),
@@ -334,7 +334,7 @@ class Loop:
         trainer = self.trainer
         trainer.callbacks.control.should_save = False
         self._clock.restart()
-        self._read()
+        self.read()
         with trainer.phases.doing("save"), trainer.meter.aside():
             if trainer.best.step == self._step:
                 trainer.best.checkpoint = trainer.saver.where(self._step)

@@ -67,6 +67,10 @@ class _Nowhere:
 
     has_failed = False
 
+    def takes_trace(self) -> bool:
+        """No trace is requested of a measurement."""
+        return False
+
     def end_step(self, position: int) -> None:
         """Do nothing."""
 
@@ -171,6 +175,7 @@ class _Measurement:
         for _ in range(self._warmup_steps(self._trainer.loader)):
             if loop.train_step(next(taken)):
                 break
+        loop.read()
         meter.record()
         loop = Loop(self._trainer, cast(Any, _Deadline(config.seconds)))
         records: list[dict[str, Any]] = []
@@ -180,6 +185,7 @@ class _Measurement:
                 is_over = loop.train_step(next(taken))
                 if is_over:
                     break
+            loop.read()
             records.append(meter.record())
         return _step_rates(records)
 

@@ -65,6 +65,7 @@ class SourceLoader:
 
     packs_left = None
     epochs: Mapping[str, float] = {}
+    urls: Mapping[str, str] = {}  # sources are read in place
     state_is_per_rank = True
     num_dropped_packs = 0
     fetched = FetchCounts()
