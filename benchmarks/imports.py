@@ -8,10 +8,12 @@ starts in the user's cache folder.
    their server. The first start of all also compiles loops, which are kept next to the code, and is not counted.
 
     python benchmarks/imports.py
+    python benchmarks/imports.py --only-imports
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import statistics
@@ -114,8 +116,13 @@ def show_first_steps(folder: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only-imports", action="store_true", help="measure the imports, and start no run")
+    only_imports = parser.parse_args().only_imports
     keep_to_one_core()
     show_imports()
+    if only_imports:
+        return
     with tempfile.TemporaryDirectory() as folder:
         show_first_steps(Path(folder))
 

@@ -152,10 +152,6 @@ class WorkerCounts(SharesTensors):
             each.tell = tell
         return tell
 
-    @property
-    def total(self) -> FetchCounts:
-        return FetchCounts(*self._fetched.sum(dim=(0, 1)).tolist())
-
     def fetched_by_source(self) -> list[FetchCounts]:
         return [FetchCounts(*row) for row in self._fetched.sum(dim=0).tolist()]
 

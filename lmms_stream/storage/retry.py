@@ -52,7 +52,13 @@ class Retry:
 DEFAULT_RETRY = Retry()
 
 Count = Callable[..., None]  # adds to some counts, by the names in FetchCounts
-_count: ContextVar[Count | None] = ContextVar("count", default=None)
+
+
+def _uncounted(**amounts: int) -> None:
+    """Count nothing."""
+
+
+_count: ContextVar[Count] = ContextVar("count", default=_uncounted)
 
 
 @contextmanager
@@ -67,9 +73,7 @@ def counted(count: Count) -> Iterator[None]:
 
 def count_here(**amounts: int) -> None:
     """Add to the counts of the innermost `counted` of this thread, if any."""
-    count = _count.get()
-    if count is not None:
-        count(**amounts)
+    _count.get()(**amounts)
 
 
 class _GivenUpError(Exception):
@@ -105,10 +109,6 @@ def persist(
     ) from error
 
 
-def _uncounted(**amounts: int) -> None:
-    """Count nothing."""
-
-
 class _Request(Generic[T]):
     """Attempts at a request."""
 
@@ -121,7 +121,7 @@ class _Request(Generic[T]):
         refusal: Callable[[Exception], StorageError | None],
     ):
         self._action, self._where, self._retry, self._refusal = action, where, retry, refusal
-        self._count = _count.get() or _uncounted  # of the asking thread
+        self._count = _count.get()  # of the asking thread
         self.outcome: list[T] = []
         self.last_error: Exception | None = None
         self.num_attempts = self._num_failures = 0

@@ -123,7 +123,9 @@ class PackedTrainer(TrainerParts):
                     self.begin_filled()
                 self.model.train()
                 self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
-                with self.run_log.running(self.schedule, step=self.step, position=self.position, rank=self.meter.rank):
+                with self.run_log.running(
+                    self.schedule, step=self.step, position=self.position, rank=self.meter.rank, phases=self.phases
+                ):
                     self.saver.probe()
                     self.meter.start()
                     loop = Loop(self, stop, is_automatic=choice == "auto")

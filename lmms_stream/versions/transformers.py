@@ -164,7 +164,7 @@ def checkpoint_activations(model: Any) -> None:
 def attention_is_ours() -> Iterator[None]:
     """Allow our attention with "sdpa" in its name inside.
 
-    Since 5.0 transformers refuses such names for classes without its own sdpa, such as gpt-oss.
+    Since 5.0, transformers refuses such a name for gpt-oss and other classes that do not support "sdpa".
     """
     from transformers import PreTrainedModel
 

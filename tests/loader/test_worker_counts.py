@@ -12,7 +12,7 @@ from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.storage.fetch_config import FetchCounts, FetchTally
+from lmms_stream.storage.fetch_config import FetchCounts, FetchTally, sum_counts
 
 from tests.conftest import write_tokens
 
@@ -92,7 +92,7 @@ def test_a_worker_that_is_started_again_goes_on_in_its_row() -> None:
         tally.add(misses=1, num_bytes=10)
         tell()
         tell()
-    assert counts.total == FetchCounts(hits=0, misses=3, num_bytes=30)
+    assert sum_counts(counts.fetched_by_source()) == FetchCounts(hits=0, misses=3, num_bytes=30)
 
 
 def test_epochs_are_told_by_source(tmp_path: Path) -> None:

@@ -22,11 +22,9 @@ from ...storage.fetch_config import FetchCounts
 from ...types import Batch, World
 from ..model.flops import ImageFlops, ModelFlops, peak_tflops
 from ..run.distributed import gather
-from .rank_figures import RankMeter
+from .rank_figures import WINDOW_STEPS, RankMeter
 
 logger = logging.getLogger("lmms_stream")
-
-WINDOW_STEPS = 1000  # number of last steps for quantiles of waiting times
 
 
 class StepCounts(NamedTuple):
@@ -300,7 +298,7 @@ MIB = 1 << 20
 class Meter:
     """Makes the record of the steps since the last record; all ranks make the same calls.
 
-    Counting a step does not wait for the device: losses and gradient norm arrive on the CPU, see read in run/counts.py.
+    Counting a step does not wait for the device: losses and gradient norm arrive on the CPU, see StepReading.
     The time of a record excludes work in `aside` (checkpoints, evaluation). objectives: the logged objectives. peak:
     TFLOP/s of a device (default: by device name). compilations: of a compiled model.
     """

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from types import FrameType, TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,14 @@ from ...types import World
 from ..run.phases import Phase, Phases
 from .standstill import own_store
 
-WAITS = 1000  # number of last steps for quantiles of waiting times
+WINDOW_STEPS = 1000  # number of last steps for quantiles of waiting times
 QUANTILES = (0.5, 0.95, 0.99)
+Key = TypeVar("Key")
+Number = TypeVar("Number", int, float)
 
 
 class RankFigures(NamedTuple):
-    """Figures of a rank since its start. waits_s: QUANTILES of the waiting times of the last WAITS steps.
+    """Figures of a rank since its start. waits_s: QUANTILES of the waiting times of the last WINDOW_STEPS steps.
 
     doing_s: sampled seconds of waiting for data, waiting for other ranks, and working. slow: kind and name of the slow
     parts of the run now, on rank 0.
@@ -51,7 +53,7 @@ class RankMeter:
         self._loader = loader
         self._num_steps = 0
         self._num_tokens = self._num_loss_tokens = self._wait_s = 0.0
-        self._waits: deque[float] = deque(maxlen=WAITS)
+        self._waits: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.doing_s: dict[str, float] = {"data": 0.0, "ranks": 0.0, "work": 0.0}
         self.slow: tuple[tuple[str, str], ...] = ()
 
@@ -83,9 +85,8 @@ class RankMeter:
         stores: dict[str, list[int]] = {}
         for source, fetched in counts.fetched.items():
             if "://" in urls[source]:
-                sums = stores.setdefault("/".join(urls[source].split("/")[:3]), [0, 0, 0])
-                more = (fetched.num_requests, fetched.num_retries, fetched.throttled_ms)
-                sums[:] = [total + each for total, each in zip(sums, more, strict=True)]
+                more = fetched.num_requests, fetched.num_retries, fetched.throttled_ms
+                _add(stores, "/".join(urls[source].split("/")[:3]), more)
         return PartFigures(
             node=os.uname().nodename,
             at_s=at_s,
@@ -111,6 +112,17 @@ def _sums(counts: Iterable[MakeCounts], *names: str) -> list[int]:
     """Return the sums of some counts, by name."""
     rows = [[getattr(each, name) for name in names] for each in counts]
     return [sum(column) for column in zip(*rows, strict=True)] or [0] * len(names)
+
+
+def _add(totals: dict[Key, list[Number]], key: Key, more: Sequence[Number]) -> None:
+    """Add to the sums of a key, which begin at 0."""
+    before = totals.get(key)
+    totals[key] = list(more) if before is None else [total + each for total, each in zip(before, more, strict=True)]
+
+
+def _growth(now: Sequence[int], before: Sequence[int] | None) -> Sequence[int]:
+    """Return the increase of each sum. before: None for sums that were 0."""
+    return now if before is None else [after - each for after, each in zip(now, before, strict=True)]
 
 
 # Slow parts of a run: workers, disks, stores and ranks that the rest waits for. Figures of ranks -> [slow] -> alerts.
@@ -195,10 +207,8 @@ def _slow_disks(spans: Sequence[Span]) -> Iterator[SlowPart]:
     waits: dict[tuple[str, str], float] = {}
     for first, last in spans:
         for source, now in last.reads.items():
-            was, key = first.reads.get(source, [0, 0, 0]), (last.node, source)
-            sums = totals.setdefault(key, [0.0, 0.0, 0.0, 0.0])
-            more = [*(after - before for after, before in zip(now, was, strict=True)), last.at_s - first.at_s]
-            sums[:] = [total + each for total, each in zip(sums, more, strict=True)]
+            key = last.node, source
+            _add(totals, key, [*_growth(now, first.reads.get(source)), last.at_s - first.at_s])
             waits[key] = max(waits.get(key, 0.0), _share((first, last), "data"))
     per_sample = {key: reading / max(1, num) for key, (num, reading, _, _) in totals.items()}
     for (node, source), (num, reading, making, seconds) in totals.items():
@@ -222,10 +232,7 @@ def _throttling_stores(spans: Sequence[Span]) -> Iterator[SlowPart]:
     totals: dict[str, list[float]] = {}
     for first, last in spans:
         for url, now in last.stores.items():
-            sums = totals.setdefault(url, [0.0, 0.0, 0.0, 0.0])
-            was = first.stores.get(url, [0, 0, 0])
-            more = [*(after - before for after, before in zip(now, was, strict=True)), last.at_s - first.at_s]
-            sums[:] = [total + each for total, each in zip(sums, more, strict=True)]
+            _add(totals, url, [*_growth(now, first.stores.get(url)), last.at_s - first.at_s])
     for url, (requests, retries, throttled_ms, seconds) in totals.items():
         if throttled_ms / 1000 >= LEAST_WAIT * seconds:
             yield SlowPart(

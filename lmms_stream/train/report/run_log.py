@@ -42,7 +42,6 @@ class RunLog:
         self._world = world
         self._reports: list[Report] = []
         self._is_running = False
-        self._phases: Phases | None = None
         self._looked_s, self._requested_ns = time.monotonic(), self._request()  # for traces
         self._alerts: RecordFile | None = None  # of slow parts, opened by the first
         # Checkpoints elsewhere outlive the output_dir: the log is kept next to them.
@@ -60,8 +59,19 @@ class RunLog:
         return {} if self._kept is None else self._kept.part(step)
 
     @contextmanager
-    def running(self, schedule: Schedule, *, step: int, position: int, rank: RankMeter | None = None) -> Iterator[None]:
-        """Report the steps inside. step: finished steps. position: in the schedule. rank: this rank's figures."""
+    def running(
+        self,
+        schedule: Schedule,
+        *,
+        step: int,
+        position: int,
+        rank: RankMeter | None = None,
+        phases: Phases | None = None,
+    ) -> Iterator[None]:
+        """Report the steps inside. step: finished steps. position: in the schedule.
+
+        rank, phases: this rank's figures and activity, to export, and to find slow parts.
+        """
         is_first = self._world.rank == 0
         output_dir = Path(self._args.output_dir)
         unit = "tokens" if schedule.counts_tokens else "step"
@@ -78,8 +88,8 @@ class RunLog:
             self._profiler = stack.enter_context(
                 StepProfiler(self._args.profile_steps, output_dir=output_dir, rank=self._world.rank, step=step)
             )
-            if rank is not None and self._phases is not None:
-                stack.enter_context(SlowParts(rank, self._phases, world=self._world, tell=self._add_alert))
+            if rank is not None and phases is not None:
+                stack.enter_context(SlowParts(rank, phases, world=self._world, tell=self._add_alert))
             self._is_running = True
             yield
 
@@ -120,7 +130,7 @@ class RunLog:
 
     def watched(self, phases: Phases) -> Standstill:
         """Return a context for watching this rank's phases."""
-        args, self._phases = self._args, phases
+        args = self._args
         return Standstill(phases, output_dir=Path(args.output_dir), world=self._world, timeout_s=args.timeout_s)
 
     def end_step(self, position: int) -> None:
