@@ -73,10 +73,12 @@ class MakeTally:
         if is_making:
             row[_MAKING] += since_us - row[_BEGUN]
             row[_BEGUN] = 0
-        yield
-        self._paused_us += now_us() - since_us
-        if is_making:
-            row[_BEGUN] = now_us()
+        try:
+            yield
+        finally:
+            self._paused_us += now_us() - since_us
+            if is_making:
+                row[_BEGUN] = now_us()
 
     def begin(self, source: str) -> None:
         """Begin packs of a source; pad packs have no source and are not counted."""

@@ -304,6 +304,8 @@ class Loop:
         record |= self._alerts.of(record)
         if ALERTS in record and trainer.world.rank == 0:
             tell(record[ALERTS])
+        if slow := trainer.run_log.take_alerts():  # which are logged already
+            record[ALERTS] = [*slow, *record.get(ALERTS, [])]
         trainer.log(record)
 
     def _sample_ids(self) -> list[Any]:

@@ -2,12 +2,13 @@
 
 Arguments: the slow part, then as of a run.
 
-worker: worker 1 sleeps at each pack. disk: each read of a sample takes 20 ms. rank: rank 1 sleeps before each step.
-store: nothing here, its server throttles.
+worker: worker 1 of each rank sleeps at each pack. data: workers of rank 1 do. disk: each read of a sample takes 20 ms.
+rank: rank 1 sleeps in the forward of a layer. store: nothing here, its server throttles.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,12 +26,13 @@ from tests.train.runs import trainer_of
 
 SLEEP_S = 0.3
 READ_S = 0.02
+RANK = os.environ["RANK"]
 
 
 def slow_collate(*args: Any, **options: Any) -> Batch:
-    """Collate; in worker 1 after a sleep. Packs are made sample by sample with any collator but the loader's."""
+    """Collate; in a slow worker after a sleep. Packs are made sample by sample with any collator but the loader's."""
     worker = get_worker_info()
-    if worker is not None and worker.id == 1 and sys.argv[1] == "worker":
+    if (worker is not None and (worker.id, sys.argv[1]) == (1, "worker")) or (RANK, sys.argv[1]) == ("1", "data"):
         time.sleep(SLEEP_S)
     return collate(*args, **options)
 
@@ -42,9 +44,9 @@ def read_slowly(shard: Shard, index: int, read: Any = Shard.__getitem__) -> Any:
 
 
 class EndsWithAlert(TrainerCallback):
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if sys.argv[1] == "rank" and not state.is_world_process_zero:
-            time.sleep(SLEEP_S)
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if (RANK, sys.argv[1]) == ("1", "rank"):
+            model.model.layers[0].register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1 and state.is_world_process_zero:

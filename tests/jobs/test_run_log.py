@@ -34,7 +34,10 @@ import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator(sys.argv[1])
 events.Reload()
-print(json.dumps({name: [[e.step, e.value] for e in events.Scalars(name)] for name in events.Tags()["scalars"]}))
+found = {name: [[e.step, e.value] for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+for name in events.Tags()["tensors"]:
+    found[name] = [[e.step, e.tensor_proto.string_val[0].decode()] for e in events.Tensors(name)]
+print(json.dumps(found))
 """
 READ_WANDB = """
 import json, struct, sys
@@ -42,7 +45,7 @@ from pathlib import Path
 from wandb.proto import wandb_internal_pb2
 
 # LevelDB's log format: a header of 7 bytes, then blocks of 32 KiB of fragments (checksum, size, kind: 1 whole, 4 last).
-data, at, record, found = Path(sys.argv[1]).read_bytes(), 7, b"", {"history": [], "ids": []}
+data, at, record, found = Path(sys.argv[1]).read_bytes(), 7, b"", {"history": [], "ids": [], "alerts": []}
 while at + 7 <= len(data):
     if 32768 - at % 32768 < 7:
         at += 32768 - at % 32768
@@ -56,6 +59,8 @@ while at + 7 <= len(data):
         record = b""
         if message.WhichOneof("record_type") == "run":
             found["ids"].append(message.run.run_id)
+        if message.WhichOneof("record_type") == "alert":
+            found["alerts"].append([message.alert.title, message.alert.text])
         if message.WhichOneof("record_type") == "history":
             items = message.history.item
             found["history"].append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})

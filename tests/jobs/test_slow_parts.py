@@ -19,10 +19,12 @@ from ..proxy import FaultProxy, Rule
 from ..rounds import LONG
 from ..train.runs import write_run
 from .launcher import run_job
+from .test_run_log import READ_EVENTS, READ_WANDB, read
 
 JOB_S = 120.0
 PLANTED = {
     "worker": (1, 2, "slow_worker", "worker 1 of rank 0 ", "s a pack, and the median of the other workers is "),
+    "data": (2, 1, "slow_worker", "worker 0 of rank 1 ", "s a pack, and the median of the other workers is "),
     "disk": (
         1,
         0,
@@ -36,7 +38,9 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("how", PLANTED if LONG else ["worker", "rank"])
-def test_a_planted_slow_part_is_named(how: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_planted_slow_part_is_named(
+    how: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run goes on until the alert is there, and ends by itself."""
     num_ranks, num_workers, kind, begin, middle = PLANTED[how]
     remote, data = str(tmp_path / "data"), tmp_path / "data"
@@ -46,17 +50,20 @@ def test_a_planted_slow_part_is_named(how: str, tmp_path: Path, request: pytest.
         remote = request.getfixturevalue("s3_folder")
         for each in data.rglob("*.*"):
             open_storage(remote).upload(each, str(each.relative_to(data)))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    is_reported = LONG and how == "rank"
     path = write_run(
-        tmp_path / "run.yaml", remote, max_steps=100_000, global_batch=2, num_workers=num_workers, log_sample_ids=False
-    )
+        tmp_path / "run.yaml", remote, max_steps=100_000, global_batch=2, num_workers=num_workers, log_sample_ids=False,
+        report_to=["tensorboard", "wandb"] * is_reported,
+    )  # fmt: skip
     proxy: FaultProxy | None = request.getfixturevalue("proxy") if how == "store" else None
     if proxy is not None:
         proxy.set_rules(Rule(path=r"shard\.", times=5, status=503))
     done = run_job(num_ranks, "tests.jobs.slow_job", how, str(path), timeout_s=JOB_S)
     assert done.returncode == 0, last_words(done.stderr)
-    (record, *_) = read_log(tmp_path / "default" / ALERTS_NAME)
+    (record, *more) = read_log(tmp_path / "default" / ALERTS_NAME)
     (alert,) = record["alerts"]
-    assert alert["kind"] == kind
+    assert {each["kind"] for line in (record, *more) for each in line["alerts"]} == {kind}
     assert f": {begin}" in alert["message"]
     assert middle in alert["message"]
     assert done.stderr.count(alert["message"]) == 1
@@ -67,7 +74,15 @@ def test_a_planted_slow_part_is_named(how: str, tmp_path: Path, request: pytest.
     assert traces == [f"rank-{rank}-step-{step}.json" for rank in range(num_ranks)]  # of one step, which was ahead
     assert step > 2
     assert json.loads((tmp_path / "default" / "profile" / traces[-1]).read_text())["traceEvents"]
-    assert alert["message"] in [shown["message"] for shown in run.view()["alerts"]]
+    assert alert in [each for record in read_log(tmp_path / "default") for each in record.get("alerts", [])]
+    assert [shown["message"] for shown in run.view()["alerts"]].count(alert["message"]) == 1
+    if is_reported:
+        (((_, text),),) = (
+            found for name, found in read(READ_EVENTS, tmp_path / "default" / "tensorboard").items() if kind in name
+        )
+        assert text == alert["message"]
+        (offline,) = (tmp_path / "default" / "wandb").glob("offline-run-*/run-*.wandb")
+        assert read(READ_WANDB, offline)["alerts"] == [[kind, alert["message"]]]
 
 
 def figures_of(seconds: float, **changed: Any) -> PartFigures:

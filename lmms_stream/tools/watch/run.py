@@ -40,7 +40,8 @@ class WatchedRun:
     def view(self) -> dict[str, Any]:
         steps, evaluations = self._kept
         settings, saved = self.source.settings_now(), self.source.saved
-        alerts = [alert for record in steps for alert in record.get("alerts", [])] + self._between
+        alerts = [alert for record in steps for alert in record.get("alerts", [])]
+        alerts += [alert for alert in self._between if alert not in alerts]  # no record of them yet
         alerts.sort(key=lambda alert: alert.get("last_step", 0))
         latest = steps[-1] if steps else {}
         return {

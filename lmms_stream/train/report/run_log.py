@@ -9,6 +9,7 @@ import logging
 import os
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -27,6 +28,7 @@ from ...types import World
 from ..run.phases import Phases
 from ..run.schedules import Schedule
 from ..run.settings import Reporter, TrainConfig
+from .alerts import ALERTS
 from .exporter import check_exporters, exported
 from .rank_figures import RankMeter, SlowParts
 from .standstill import Standstill
@@ -44,6 +46,7 @@ class RunLog:
         self._is_running = False
         self._looked_s, self._requested_ns = time.monotonic(), self._request()  # for traces
         self._alerts: RecordFile | None = None  # of slow parts, opened by the first
+        self._unrecorded: deque[Mapping[str, Any]] = deque()  # alerts since the last record
         # Checkpoints elsewhere outlive the output_dir: the log is kept next to them.
         self._kept = KeptLog() if args.checkpoint_dir is not None and world.rank == 0 else None
 
@@ -121,12 +124,17 @@ class RunLog:
 
     def _add_alert(self, alert: Mapping[str, Any]) -> None:
         """Write an alert between records, in another thread than the run's."""
+        self._unrecorded.append(alert)
         try:
             if self._alerts is None:
                 self._alerts = RecordFile(Path(self._args.output_dir) / ALERTS_NAME)
-            self._alerts.write({"step": alert["first_step"], "alerts": [alert]})
+            self._alerts.write({"step": alert["first_step"], ALERTS: [alert]})
         except StorageError as error:
             logger.warning("an alert is not in the output_dir: %s", error)
+
+    def take_alerts(self) -> list[Mapping[str, Any]]:
+        """Return the alerts of slow parts since the last call, for a record; [] on ranks other than 0."""
+        return [self._unrecorded.popleft() for _ in range(len(self._unrecorded))]
 
     def watched(self, phases: Phases) -> Standstill:
         """Return a context for watching this rank's phases."""
@@ -312,7 +320,7 @@ class Report(Protocol):
 
 
 class TensorBoard:
-    """Writes the records' numbers to event files. Steps of an earlier run from `first_step` on are hidden."""
+    """Writes numbers and alerts of records to event files. Steps of an earlier run from `first_step` on are hidden."""
 
     def __init__(self, folder: Path, *, first_step: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -326,6 +334,8 @@ class TensorBoard:
         with disk_errors(self._folder, room=ROOM):
             for name, value in _numbers(record).items():
                 self._writer.add_scalar(name, value, record["step"])
+            for alert in record.get(ALERTS, []):
+                self._writer.add_text(f"{ALERTS}/{alert['kind']}", alert["message"], record["step"])
             self._writer.flush()
 
     def close(self) -> None:
@@ -334,7 +344,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Logs the records' numbers and the settings to a run of W&B; a resumed run keeps the id.
+    """Logs numbers and alerts of records, and the settings, to a run of W&B; a resumed run keeps the id.
 
     WANDB_PROJECT, WANDB_MODE (offline: only to files in the output folder) and other variables of W&B set the target.
     """
@@ -366,6 +376,8 @@ class WeightsAndBiases:
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._run.log({"step": record["step"], **_numbers(record)})
+        for alert in record.get(ALERTS, []):
+            self._run.alert(title=alert["kind"], text=alert["message"], level="WARN")
 
     def close(self) -> None:
         self._run.finish()
