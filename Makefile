@@ -61,7 +61,7 @@ $(OLDEST)/.installed: $(VENV)/.installed
 	touch $@
 
 test-oldest: $(OLDEST)/.installed
-	PYTHONPATH=$(OLDEST) $(PYTEST) $(OLDEST_TESTS)
+	PYTHONPATH=$(abspath $(OLDEST)) $(PYTEST) $(OLDEST_TESTS)
 
 # torchtitan and its packages, laid over ours: datasets is an older one.
 $(TITAN)/.installed: $(VENV)/.installed

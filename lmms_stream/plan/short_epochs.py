@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from .kernels.best_fit import FILLER_SHARE
 from .kernels.short_epochs import (
-    BEST_FIT,
-    FIRST_FIT,
-    NEXT_FIT,
     STATE_WORDS,
-    WINDOW_N,
+    BestFit,
     EpochPacks,
+    FirstFit,
+    NextFit,
     Rules,
     SourceFacts,
+    WindowN,
     begin_stream,
     pack_epochs,
     seeded_words,
@@ -201,7 +201,7 @@ class ShortEpochs:
             is_alone = two > rules.limit or rules.max_samples == 1
             is_together = facts.num_nodes == 1 and len(facts.lengths) <= min(facts.block_size, rules.window)
             fits = is_together and segments.sum() <= rules.limit and len(segments) <= rules.max_samples
-            any_order = is_together and len(segments) <= min(3, rules.max_samples) and rules.kind != NEXT_FIT
+            any_order = is_together and len(segments) <= min(3, rules.max_samples) and not isinstance(rules, NextFit)
             if not (is_alone or fits or any_order or not facts.reshuffles):
                 return None
         elif facts.reshuffles:
@@ -230,9 +230,8 @@ def has_short_epochs(
 
 
 def _rules(packing: PackingConfig, num_samples: int) -> Rules:
-    kind = {"next_fit": NEXT_FIT, "first_fit": FIRST_FIT, "best_fit": BEST_FIT}.get(packing.strategy, WINDOW_N)
-    return Rules(
-        kind=kind,
+    of_strategy: dict[str, type[Rules]] = {"next_fit": NextFit, "first_fit": FirstFit, "best_fit": BestFit}
+    return of_strategy.get(packing.strategy, WindowN)(
         limit=packing.packing_length,
         max_samples=packing.max_samples_per_pack or MAX_SEGMENTS + 1,
         window=packing.samples_at_once or num_samples,

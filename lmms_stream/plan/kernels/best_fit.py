@@ -147,7 +147,8 @@ def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, t
         if lengths[position] > threshold:
             turns[at] = position
             at += 1
-    turns[num_large:count] = by_length[num_large:]
+    for at in range(num_large, count):
+        turns[at] = by_length[at]
 
 
 @compiled

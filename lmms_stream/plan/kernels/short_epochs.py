@@ -5,9 +5,10 @@ In Python an epoch of a few samples would take far longer; the loops take a few 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from ...versions.numba import compiled
@@ -17,7 +18,6 @@ from .window_fit import window_fit_in
 # mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
 
 
-BEST_FIT, FIRST_FIT, NEXT_FIT, WINDOW_N = 0, 1, 2, 3
 _WORD = (1 << 32) - 1
 _PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and order.Turns)
 
@@ -47,17 +47,29 @@ class SourceFacts(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Settings of packing; see best_fit. kind: BEST_FIT, FIRST_FIT, NEXT_FIT or WINDOW_N.
+    """Settings of packing; see best_fit. keeps: whether samples longer than the limit are kept whole."""
 
-    keeps: whether samples longer than the limit are kept whole.
-    """
-
-    kind: int
     limit: int
     max_samples: int
     window: int
     filler_share: float
     keeps: bool
+
+
+class BestFit(Rules):
+    """Rules of best_fit. Each strategy has a type of its own, so that only the loops of the used strategy compile."""
+
+
+class WindowN(Rules):
+    """Rules of window_N."""
+
+
+class FirstFit(Rules):
+    """Rules of first_fit."""
+
+
+class NextFit(Rules):
+    """Rules of next_fit."""
 
 
 class Segments(NamedTuple):
@@ -131,21 +143,63 @@ def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
     return count
 
 
-@compiled
-def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins, seed: np.uint64) -> tuple[NDArray[np.int32], _Numbers]:
-    if rules.kind == NEXT_FIT:
-        return next_fit(lengths, rules.limit, rules.max_samples)
-    if rules.kind == FIRST_FIT:
-        return first_fit(lengths, rules.limit, rules.max_samples)
-    window, limit, max_samples = min(rules.window, max(len(lengths), 1)), rules.limit, rules.max_samples
-    none = np.empty(0, np.int64)
-    if rules.kind == WINDOW_N:
-        order, offsets, _ = window_fit_in(bins, lengths, none, 0, True, limit, max_samples, window, seed)
-    else:
-        order, offsets, _ = best_fit_in(
-            bins, lengths, np.zeros(1, np.int64), none, 0, True, limit, max_samples, window, rules.filler_share, seed
-        )
+_Packed = tuple[NDArray[np.int32], _Numbers]
+
+
+def _best_fit(lengths: NDArray[np.int32], rules: BestFit, bins: Bins, seed: np.uint64) -> _Packed:
+    none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
+    carried, position, last, limit = np.zeros(1, np.int64), np.int64(0), np.bool_(True), rules.limit
+    order, offsets, _ = best_fit_in(
+        bins, lengths, carried, none, position, last, limit, rules.max_samples, window, rules.filler_share, seed
+    )
     return order, offsets
+
+
+def _window_n(lengths: NDArray[np.int32], rules: WindowN, bins: Bins, seed: np.uint64) -> _Packed:
+    none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
+    position, last, limit = np.int64(0), np.bool_(True), rules.limit
+    order, offsets, _ = window_fit_in(bins, lengths, none, position, last, limit, rules.max_samples, window, seed)
+    return order, offsets
+
+
+def _first_fit(lengths: NDArray[np.int32], rules: FirstFit, bins: None, seed: np.uint64) -> _Packed:
+    return first_fit(lengths, rules.limit, rules.max_samples)
+
+
+def _next_fit(lengths: NDArray[np.int32], rules: NextFit, bins: None, seed: np.uint64) -> _Packed:
+    return next_fit(lengths, rules.limit, rules.max_samples)
+
+
+def _window_bins(rules: BestFit | WindowN, num_segments: int) -> Bins:
+    slots = 2 * max(1, min(rules.window, num_segments))
+    return new_bins(slots, slots, rules.limit)
+
+
+def _no_bins(rules: FirstFit | NextFit, num_segments: int) -> None:
+    return None
+
+
+_PACK: dict[type, Any] = {BestFit: _best_fit, WindowN: _window_n, FirstFit: _first_fit, NextFit: _next_fit}
+_BINS: dict[type, Any] = {BestFit: _window_bins, WindowN: _window_bins, FirstFit: _no_bins, NextFit: _no_bins}
+
+
+def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins | None, seed: np.uint64) -> _Packed:
+    """Pack by the strategy of the rules; numba chooses the function when it compiles, by the type of the rules."""
+    return _PACK[type(rules)](lengths, rules, bins, seed)
+
+
+def _new_bins(rules: Rules, num_segments: int) -> Bins | None:
+    return _BINS[type(rules)](rules, num_segments)
+
+
+@overload(_pack, strict=False)  # the annotations differ
+def _pack_of_type(lengths: Any, rules: Any, bins: Any, seed: Any) -> Any:
+    return _PACK[rules.instance_class]
+
+
+@overload(_new_bins, strict=False)
+def _bins_of_type(rules: Any, num_segments: Any) -> Any:
+    return _BINS[rules.instance_class]
 
 
 @compiled
@@ -216,7 +270,7 @@ def _pack_node(
             begin_stream(entropy[:-1], state)  # without `stream`
             shuffle(state, mine)
         num_cut = _cut(facts, rules.limit, mine, cut)
-        order, offsets = _pack(cut.lengths[:num_cut], rules, bins, seeded_words(entropy, 1)[0])
+        order, offsets = _pack(cut.lengths[:num_cut], rules, bins, seeded_words(entropy, np.int64(1))[0])
         numbers = _permutation(len(offsets) - 1, turns_again, _entropy(facts.seed, epoch, node, block, _PACKS), state)
         for pack in numbers:
             for at in order[offsets[pack] : offsets[pack + 1]]:
@@ -233,9 +287,7 @@ def _pack_node(
 def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
     """Return the packs of the epochs [first, first + count), in the order of their numbers."""
     num_segments = int(facts.num_pieces.sum())
-    has_bins = rules.kind in (BEST_FIT, WINDOW_N)
-    window = max(1, min(rules.window, num_segments)) if has_bins else 1
-    bins = new_bins(2 * window, 2 * window, rules.limit if has_bins else 1)
+    bins = _new_bins(rules, num_segments)
     ids, state = np.empty(len(facts.lengths), np.int64), np.empty(STATE_WORDS, np.uint64)
     cut, packed = _new_segments(num_segments), _new_segments(num_segments)
     ends, turns = np.empty(num_segments, np.int64), np.empty(num_segments, np.int32)
@@ -244,11 +296,11 @@ def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> Epo
     segments, offsets = _new_segments(most), np.zeros(most + 1, np.int64)
     nodes, turns_of_packs = np.empty(most, np.int32), np.empty(most, np.int32)
     found = EpochPacks(segments, offsets, nodes, turns_of_packs, first_packs)
-    num_found = 0
+    num_found = np.int64(0)
     for number in range(count):
         epoch = first + number
         _lay_out(facts, epoch if facts.reshuffles else 0, state, ids)
-        num_packs = 0
+        num_packs = np.int64(0)
         for node in range(facts.num_nodes):
             num_packs = _pack_node(facts, rules, bins, epoch, node, ids, state, cut, packed, ends, turns, num_packs)
             node_firsts[node + 1] = num_packs
@@ -324,7 +376,7 @@ def _mix_into(pool: Words, target: int, value: np.uint64, constant: np.uint64) -
 @compiled
 def begin_stream(entropy: Words, state: Words) -> None:
     """Set `state`, uint64[STATE_WORDS], to the state of `default_rng(entropy)`."""
-    seed = seeded_words(entropy, 4)
+    seed = seeded_words(entropy, np.int64(4))
     state[2] = (seed[2] << _1) | (seed[3] >> np.uint64(63))
     state[3] = (seed[3] << _1) | _1
     state[0], state[1], state[4], state[5] = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)

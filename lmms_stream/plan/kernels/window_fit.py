@@ -14,6 +14,13 @@ CLOSED_BELOW = 1 / 64  # of a pack: samples of a pack with less room do not wait
 NUM_TURNS = 3
 
 
+@compiled(inline="always")
+def _copy(numbers: NDArray[np.int32], target: NDArray[np.int32], start: int) -> None:
+    """Copy the numbers from `start` on; numba takes two seconds to compile the assignment of a slice."""
+    for at in range(start, len(numbers)):
+        target[at] = numbers[at]
+
+
 @compiled
 def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: int, turns: NDArray[np.int32]) -> None:
     """Write the order of placing the samples of a pool.
@@ -22,12 +29,12 @@ def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: in
     """
     count = len(pool)
     if number == 2:
-        turns[:count] = pool
+        _copy(pool, turns, 0)
         return
     of_pool = lengths[pool]
     by_length = pool[np.argsort(-of_pool, kind="mergesort")]
     if number == 0:
-        turns[:count] = by_length
+        _copy(by_length, turns, 0)
         return
     budget, held, num_large = np.int64(of_pool.sum() * FILLER_SHARE), np.int64(0), count
     while num_large > 0 and held + lengths[by_length[num_large - 1]] <= budget:
@@ -39,7 +46,7 @@ def _order_turns(lengths: NDArray[np.int32], pool: NDArray[np.int32], number: in
         if lengths[position] > threshold:
             turns[at] = position
             at += 1
-    turns[at:count] = by_length[at:]
+    _copy(by_length, turns, at)
 
 
 @compiled
