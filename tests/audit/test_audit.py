@@ -20,6 +20,7 @@ from lmms_stream.processors.preference import PreferenceProcessor
 from lmms_stream.processors.text import TextProcessor
 from lmms_stream.processors.tokenizers import FastTokenizer, load_tokenizer
 from lmms_stream.tools.audit.checks import CHECKS, MANY, NAMES, Check, Finding, quantiles_of, with_overlong
+from lmms_stream.tools.audit.repeats import CHARACTERS, Codes, similarity, sketches_of
 from lmms_stream.tools.audit.report import AuditedDataset, AuditReport, audit
 from lmms_stream.types import Processed, Sample
 from streaming import MDSWriter
@@ -158,7 +159,7 @@ def test_each_planted_fault_is_found_with_its_count(tmp_path: Path, tokenizer: P
             assert NUM_CLEAN <= example.sample_id < len(rows)
             assert example.excerpt
     assert finding_of(report, "refused").examples[0].excerpt.startswith("its messages are not JSON")
-    assert finding_of(report, "repeated").examples[2].excerpt == "equal to sample 5"
+    assert finding_of(report, "repeated").examples[2].excerpt == "equal to sample 5 of chats"
     verdicts = {each.check: each.verdict for each in report.findings}
     assert verdicts["dropped-reasoning"] == verdicts["changed-prefixes"] == verdicts["repeated"] == "look"
     assert verdicts["fully-masked"] == verdicts["trained-prompts"] == verdicts["dropped-tools"] == "wrong"
@@ -351,6 +352,63 @@ def test_prompts_that_an_answer_quotes_are_no_trained_prompts(tmp_path: Path, to
     assert found_in(audit_of(url, ChatProcessor(with_template(tokenizer, template)))) == {}
 
 
+# Repeats
+
+
+def essay(number: int, *, changed: int = 0) -> Messages:
+    """A chat of 120 words of its own, of which some are other words."""
+    words = [f"{chr(97 + at % 26)}{(at + 7) * (number + 3) % 9973}" for at in range(120)]
+    words[:changed] = [f"other{at}" for at in range(changed)]
+    return [
+        {"role": "system", "content": "You always answer in the same way, at length and with care. " * 40},
+        {"role": "user", "content": " ".join(words[:20])},
+        {"role": "assistant", "content": " ".join(words[20:])},
+    ]
+
+
+def test_near_duplicates_are_counted_apart_from_repeats(tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    rows = [essay(number) for number in range(40)]
+    rows += [essay(3), essay(5, changed=4), essay(7, changed=6), essay(9, changed=60)]
+    url = write_rows(tmp_path, rows)
+    assert found_in(audit_of(url, chat_processor)) == {"repeated": 1}
+    report = audit_of(url, chat_processor, near=True)
+    assert found_in(report) == {"repeated": 1, "near-duplicates": 2}
+    found = finding_of(report, "near-duplicates")
+    assert (found.rule, found.verdict) == ("look: 1% of a source's samples or more", "look")
+    assert [(each.sample_id, each.like) for each in found.examples] == [(41, ("chats", 5, "")), (42, ("chats", 7, ""))]
+    assert found.examples[0].excerpt.endswith("% of the pieces like sample 5 of chats")
+    assert report.near_s > 0
+    again = audit([audited(url, chat_processor, near=True)], num_workers=2)
+    assert again.findings == report.findings
+
+
+def test_a_sketch_estimates_the_similarity_of_texts() -> None:
+    text = " ".join(essay(1)[2]["content"].split() * 3 + [f"w{number}" for number in range(300)])
+    for share in (0.0, 0.02, 0.1, 0.3):
+        other = text[: round(len(text) * (1 - share))] + "#" * round(len(text) * share)
+        pieces = [{one[at : at + CHARACTERS] for at in range(len(one) - CHARACTERS + 1)} for one in (text, other)]
+        exact = len(pieces[0] & pieces[1]) / len(pieces[0] | pieces[1])
+        one, same = sketches_of([Codes.of_text(text), Codes.of_text(other)])
+        assert similarity(one, same) == pytest.approx(exact, abs=0.12)
+    assert not sketches_of([Codes.of_text("")]).any()
+    salted = sketches_of([Codes.of_text(text), Codes.of_text(text, salt=1)])
+    assert similarity(*salted) < 0.05
+
+
+def test_samples_of_other_media_are_no_near_duplicates(tmp_path: Path) -> None:
+    save_processor(tmp_path / "processor")
+    asked = essay(1)[2]["content"]
+    samples = [stored(("user", [("image", picture(60, 40 + n)), asked]), ("assistant", "A field.")) for n in range(3)]
+    samples.append(stored(("user", [("image", picture(60, 40)), asked + " Say it."]), ("assistant", "A field.")))
+    with MDSWriter(columns={"messages": "str", "media": "bytes"}, out=str(tmp_path / "chats")) as writer:
+        for sample in samples:
+            writer.write(sample)
+    seeing = MultimodalProcessor.from_pretrained(str(tmp_path / "processor"))
+    report = audit_of(str(tmp_path / "chats"), seeing, near=True)
+    assert found_in(report) == {"near-duplicates": 1}
+    assert finding_of(report, "near-duplicates").examples[0].like == ("chats", 0, "")
+
+
 # Lengths, texts, tokens and answers to compare
 
 
@@ -474,6 +532,27 @@ def test_a_fault_of_one_source_is_not_hidden_by_others(tmp_path: Path, chat_proc
     assert (found.count, found.total, found.verdict) == (1, 320, "wrong")
     assert found.by_source == {"bad": (1, 20)}
     assert [*report.sources] == ["good", "bad"]
+
+
+def test_samples_of_two_datasets_are_found_with_both_places(tmp_path: Path, chat_processor: ChatProcessor) -> None:
+    first = write_rows(tmp_path / "first", [*(chat(number) for number in range(30)), chat(4)])
+    second = write_rows(tmp_path / "second", [chat(number) for number in (50, 7, 51, 7, 8, *range(60, 80))], media=b"")
+    datasets = []
+    for url, processor in ((first, chat_processor), (second, MediaColumn(chat_processor.tokenizer))):
+        dataset = PackedDataset([StreamConfig(remote=url)], processor=processor)
+        datasets.append(AuditedDataset.of(Path(url).name, dataset))
+    report = audit(datasets, num_workers=1)
+    assert found_in(report) == {"repeated": 2, "repeated-across": 3}
+    found = finding_of(report, "repeated-across")
+    assert (found.by_source, found.verdict) == ({"second": (3, 25)}, "wrong")
+    assert found.examples[0] == ("second", 1, "", "equal to sample 7 of first", ("first", 7, ""))
+    assert "repeated-across" not in {each.check for each in audit(datasets[:1], num_workers=1).findings}
+
+
+class MediaColumn(ChatProcessor):
+    """Reads the column of media, too, like the processors of media."""
+
+    columns = ("messages", "media")  # type: ignore[assignment]
 
 
 def test_quantiles_of_nothing_are_empty() -> None:

@@ -24,7 +24,8 @@ MANY = 0.01  # share of a source from which a fault is wrong
 
 class Check(NamedTuple):
     """A check. look, wrong: least share of a source's units for the verdicts "look" and "wrong"; 0: any, None: never.
-    least: number of units for a verdict on a source.
+    least: number of units for a verdict on a source. needs: facts of a dataset without which the check has no meaning
+    (see AuditedDataset.facts), separated by spaces.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Check(NamedTuple):
     look: float | None = 0.0
     wrong: float | None = MANY
     least: int = 1
+    needs: str = ""
 
     @property
     def rule(self) -> str:
@@ -76,29 +78,34 @@ CHECKS = {
     check.name: check
     for check in (
         Check("refused", "the processor refuses the sample", wrong=0.0),
-        Check("fully-masked", "no token is trained on"),
-        Check("masked-answers", "an answer is not trained on, though others of the sample are", "answers"),
-        Check("untrained-ends", "the end of an answer is not trained on", "answers"),
-        Check("trained-prompts", "text of a prompt is trained on"),
+        Check("fully-masked", "no token is trained on", needs="labels"),
+        Check("masked-answers", "an answer is not trained on, though others of the sample are", "answers",
+              needs="labels chats tokenizer"),
+        Check("untrained-ends", "the end of an answer is not trained on", "answers", needs="labels spans tokenizer"),
+        Check("trained-prompts", "text of a prompt is trained on", needs="labels chats tokenizer"),
         *(
-            Check(f"dropped-{kind.replace('_', '-')}", what, wrong=wrong)
+            Check(f"dropped-{kind.replace('_', '-')}", what, wrong=wrong, needs="template")
             for kind, (what, wrong) in _DROPPED.items()
         ),
-        Check("changed-prefixes", "an answer or its context changes if messages follow", wrong=None),
-        Check("special-tokens", "a text holds a special token of the tokenizer"),
-        Check("double-bos", "the token of the beginning stands twice", wrong=0.0),
-        Check("media-without-tokens", "media have no tokens in the text", wrong=0.0),
-        Check("tokens-without-media", "the text has placeholders or tokens of media, and there are no media"),
-        Check("cut-answers", "tokens that are trained on lie behind packing_length and are cut off"),
-        Check("overlong", "longer than packing_length", wrong=None),
-        Check("beyond-positions", "longer than the positions of the model", wrong=0.0),
+        Check("changed-prefixes", "an answer or its context changes if messages follow", wrong=None, needs="turns"),
+        Check("special-tokens", "a text holds a special token of the tokenizer", needs="texts tokenizer"),
+        Check("double-bos", "the token of the beginning stands twice", wrong=0.0, needs="tokenizer"),
+        Check("media-without-tokens", "media have no tokens in the text", wrong=0.0, needs="chats"),
+        Check("tokens-without-media", "the text has placeholders or tokens of media, and there are no media",
+              needs="chats"),
+        Check("cut-answers", "tokens that are trained on lie behind packing_length and are cut off", needs="packs"),
+        Check("overlong", "longer than packing_length", wrong=None, needs="packs"),
+        Check("beyond-positions", "longer than the positions of the model", wrong=0.0, needs="positions"),
         Check("repeated", "equal to an earlier sample", wrong=0.1),
-        Check("empty-answers", "an answer has no text, no media and no tool calls", "answers"),
-        Check("byte-tokens", "a token stands for a part of a character, or is unknown", "tokens", 0.01, 0.1),
-        Check("odd-characters", "a text has U+FFFD, half a surrogate pair or a control character"),
-        Check("equal-answers", "chosen and rejected are equal", "pairs", wrong=0.0),
-        Check("differing-prompts", "chosen and rejected answer different prompts", "pairs", wrong=0.0),
-        Check("length-bias", "the chosen answer is longer than the rejected answer", "pairs", 0.7, None, least=20),
+        Check("repeated-across", "equal to a sample of an earlier dataset", wrong=0.1, needs="others"),
+        Check("near-duplicates", "similar to an earlier sample, and not equal", look=MANY, wrong=None, needs="near"),
+        Check("empty-answers", "an answer has no text, no media and no tool calls", "answers", needs="answers"),
+        Check("byte-tokens", "a token stands for a part of a character, or is unknown", "tokens", 0.01, 0.1,
+              needs="tokenizer"),
+        Check("odd-characters", "a text has U+FFFD, half a surrogate pair or a control character", needs="texts"),
+        Check("equal-answers", "chosen and rejected are equal", "pairs", wrong=0.0, needs="pairs"),
+        Check("differing-prompts", "chosen and rejected answer different prompts", "pairs", wrong=0.0, needs="pairs"),
+        Check("length-bias", "the chosen answer is longer than the rejected answer", "pairs", 0.7, None, 20, "pairs"),
     )
 }  # fmt: skip
 NAMES = tuple(CHECKS)
@@ -125,13 +132,31 @@ def check_names(names: Collection[str]) -> None:
             raise ConfigError(f"--expect {name}: there is no such check: {did_you_mean(name, NAMES)}")
 
 
+class Place(NamedTuple):
+    """A sample of an audited dataset. source: the source row, "" if unknown."""
+
+    dataset: str
+    sample_id: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"sample {self.sample_id} of {self.dataset}" + (f" ({self.source})" if self.source else "")
+
+
 class Example(NamedTuple):
-    """A sample with a finding. source: the source row, "" if unknown. excerpt: a short piece of the reason."""
+    """A sample with a finding. source: see Place. excerpt: a short piece of the reason. like: the earlier sample that
+    a sample repeats.
+    """
 
     dataset: str
     sample_id: int
     source: str
     excerpt: str
+    like: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        return Place(self.dataset, self.sample_id, self.source)
 
 
 class OfSource(NamedTuple):
@@ -216,18 +241,6 @@ def bars_of(histogram: NDArray[np.int64]) -> list[int]:
     """Return the counts of shares in ten bins from 0 to 1; the last bin includes 1."""
     bins = np.minimum(np.arange(NUM_SHARES + 1) * 10 // NUM_SHARES, 9)
     return np.bincount(bins, weights=histogram, minlength=10).astype(int).tolist()  # type: ignore[no-any-return]
-
-
-def repeated_of(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of repeated values, ascending, and the index of the first equal value of each.
-
-    >>> repeated_of(np.array([7, 5, 7, 7], np.uint64))[1].tolist()
-    [0, 0]
-    """
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    firsts: NDArray[np.int64] = first[inverse.reshape(-1)]
-    later = np.flatnonzero(firsts != np.arange(len(hashes)))
-    return later, firsts[later]
 
 
 def kinds_dropped() -> list[str]:

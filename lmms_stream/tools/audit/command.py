@@ -20,7 +20,7 @@ from ...errors import ConfigError, LmmsStreamError
 if TYPE_CHECKING:
     from ...cli.command import Commands
     from ...mds.dataset_config import DatasetConfig
-    from .checks import Example, Finding
+    from .checks import Example, Finding, Place
     from .report import AuditedDataset, AuditReport
 
 EXAMPLES = (
@@ -53,6 +53,7 @@ def add_commands(commands: Commands) -> None:
         help="do this with longer samples, as the run does; default: error",
     )
     add("--limit", type=at_least(1), metavar="N", help="read N samples of each dataset, drawn evenly; default: all")
+    add("--near", action="store_true", help="count near duplicates, too, by MinHash: 240 bytes of memory per sample")
     add("--expect", action="append", default=[], metavar="CHECK", help="take the findings of CHECK for intended")
     add(
         "--fail-on",
@@ -108,7 +109,7 @@ def _datasets(options: argparse.Namespace) -> list[AuditedDataset]:
     run, overrides = run_and_settings(options.remotes)
     if run is not None:
         refuse_given(options, IN_RUN_FILES, run)
-        return _of_run(run, overrides)
+        return _of_run(run, overrides, near=options.near)
     if options.overlong is not None and options.packing_length is None:
         raise ConfigError("--overlong needs --packing-length, the tokens of a pack: pass both")
     found: list[AuditedDataset] = []
@@ -141,10 +142,10 @@ def _of_remote(name: str, remote: str, options: argparse.Namespace) -> AuditedDa
         packing = PackingConfig(packing_length=options.packing_length, overlong=options.overlong or "error")
     processor = None if is_tokens else stored_processor(remote, options)
     dataset = PackedDataset([StreamConfig(remote=remote)], processor=processor, packing=packing)
-    return AuditedDataset.of(name, dataset, tokenizer=options.tokenizer)
+    return AuditedDataset.of(name, dataset, tokenizer=options.tokenizer, near=options.near)
 
 
-def _of_run(path: Path, overrides: Sequence[str]) -> list[AuditedDataset]:
+def _of_run(path: Path, overrides: Sequence[str], *, near: bool) -> list[AuditedDataset]:
     from ...config import build_config, load_mapping
     from ...plan.cursor import SOURCE
     from ...train.launch import RUN_LENGTHS, is_launch_file
@@ -157,11 +158,13 @@ def _of_run(path: Path, overrides: Sequence[str]) -> list[AuditedDataset]:
         raise not_stored(SOURCE, str((data.get("dataset_config") or {}).get("dataset_type")))
     config = build_config(RunConfig, data, source=str(path))
     configs: dict[str, DatasetConfig] = dict(config.datasets) if config.dataset is None else {SOURCE: config.dataset}
+    if config.eval_dataset is not None:
+        configs["eval_dataset" if "eval_dataset" not in configs else "eval_dataset (evaluated)"] = config.eval_dataset
     for name, each in configs.items():
         if each.source_type is not None:
             raise not_stored(name, each.source_type)
     positions = model_positions(path, overrides)
-    return [AuditedDataset.of(name, each.open(), positions=positions) for name, each in configs.items()]
+    return [AuditedDataset.of(name, each.open(), positions=positions, near=near) for name, each in configs.items()]
 
 
 # The report in a terminal
@@ -180,6 +183,7 @@ def summary_of(report: AuditReport) -> dict[str, str]:
         "samples": read,
         "tokens trained on": trained,
         "trained share of a sample": spread,
+        **({"near duplicates": f"{report.near_s:.1f} s of all processes"} if report.near_s else {}),
         "verdict": report.verdict,
     }
 
@@ -229,8 +233,7 @@ def _lines_of(each: Finding) -> Iterator[str]:
 
 
 def _line_of(example: Example) -> str:
-    made_of = f" ({example.source})" if example.source else ""
-    return f"sample {example.sample_id} of {example.dataset}{made_of}: {example.excerpt}"
+    return f"{example.place}: {example.excerpt}"
 
 
 def _plot(report: AuditReport):  # type: ignore[no-untyped-def]
@@ -266,17 +269,19 @@ def render_report(report: AuditReport, datasets: Sequence[AuditedDataset]) -> st
                 of_sources = {name: f"{at.num_found:,} of {at.total:,}" for name, at in each.by_source.items()}
                 body.append(table_lines(of_sources))
             for example in each.examples:
-                body += _sample_lines(example, audited[example.dataset], budget)
+                body.append(f'<p class="note">{escaped(_line_of(example))}</p>')
+                for place in (example.place, example.like):
+                    if place is not None:
+                        body += _sample_lines(place, audited[place.dataset], budget)
     return whole_page("audit", body)
 
 
-def _sample_lines(example: Example, audited: AuditedDataset, budget: list[int]) -> Iterator[str]:
+def _sample_lines(place: Place, audited: AuditedDataset, budget: list[int]) -> Iterator[str]:
     from ..inspect.page import escaped, sample_lines
     from ..inspect.summary import inspect_sample
 
-    yield f'<p class="note">{escaped(_line_of(example))}</p>'
     try:
-        view, total = inspect_sample(audited.dataset.url, example.sample_id, processor=audited.processor)
+        view, total = inspect_sample(audited.dataset.url, place.sample_id, processor=audited.processor)
     except LmmsStreamError as error:
         yield f'<p class="note">{escaped(f"the sample cannot be shown: {error}")}</p>'
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -22,14 +23,13 @@ from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer, load_tokenizer
 from ...storage.cache import LocalCache
 from .checks import (
-    CHECKS,
     MAX_EXAMPLES,
     NAMES,
     NUM_SHARES,
     ROWS,
-    Check,
     Example,
     Finding,
+    Place,
     SourceView,
     Verdict,
     as_json,
@@ -37,18 +37,21 @@ from .checks import (
     check_names,
     finding,
     quantiles_of,
-    repeated_of,
     with_overlong,
     worst,
 )
+from .repeats import NUM_HASHES, repeated_of, similar_of, similarity
 from .samples import Auditor, AuditTask, ShardFacts
 
+_COMPARED = ("messages", "preference", "text", "tokens")  # schemas with texts or tokens, for near duplicates
 _SHARE_OF_SHARDS = 64  # samples drawn from a shard, or more, if not all samples are read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditedDataset:
-    """A dataset to audit. tokenizer: of stored tokens. packing_length, positions of the model: optional."""
+    """A dataset to audit. tokenizer: of stored tokens. packing_length, positions of the model: optional. near: look for
+    near duplicates.
+    """
 
     name: str
     dataset: PackedDataset
@@ -58,12 +61,20 @@ class AuditedDataset:
     packing_length: int | None = None
     overlong: str = "error"
     positions: int | None = None
+    near: bool = False
 
     @staticmethod
     def of(
-        name: str, dataset: PackedDataset, *, tokenizer: str | None = None, positions: int | None = None
+        name: str,
+        dataset: PackedDataset,
+        *,
+        tokenizer: str | None = None,
+        positions: int | None = None,
+        near: bool = False,
     ) -> AuditedDataset:
-        """Return a dataset with the processor of its samples; ConfigError if a tokenizer is missing."""
+        """Return a dataset with the processor of its samples; ConfigError if a tokenizer is missing, and for near
+        duplicates of samples without texts and tokens.
+        """
         catalog = read_catalog(dataset.one.storage)
         schema = schema_of(list(dataset.one.shards[:1]), catalog.dataset)
         processor = dataset.processor
@@ -75,6 +86,10 @@ class AuditedDataset:
                     "folder or hub id of the run's tokenizer, or name the YAML file of the run"
                 )
             processor = TokensProcessor()
+        if near and processor.schema not in _COMPARED:
+            raise ConfigError(
+                f"--near compares texts or tokens, and dataset {name} holds {processor.schema}: leave --near out"
+            )
         loaded = load_tokenizer(tokenizer) if tokenizer and isinstance(processor, TokensProcessor) else None
         packing = dataset.packing
         return AuditedDataset(
@@ -86,6 +101,7 @@ class AuditedDataset:
             packing_length=None if packing is None else packing.packing_length,
             overlong="error" if packing is None else packing.overlong,
             positions=positions,
+            near=near,
         )
 
     @property
@@ -93,11 +109,31 @@ class AuditedDataset:
         """Whether the loss is on tokens, and labels have a meaning."""
         return getattr(self.processor, "objective", None) in (None, *get_args(Compared))
 
+    @property
+    def facts(self) -> set[str]:
+        """Facts that checks need, see Check. "others" is added with several datasets."""
+        known = {
+            "labels": self.trains_tokens,
+            "tokenizer": self.tokenizer is not None,
+            "template": hasattr(self.processor, "not_shown"),
+            "turns": hasattr(self.processor, "first_changed"),
+            "chats": self.schema == "messages",
+            "answers": self.schema in ("messages", "preference"),
+            "pairs": self.schema == "preference",
+            "texts": self.schema in ("messages", "preference", "text"),
+            "spans": self.schema in ("messages", "text", "tokens"),
+            "packs": self.packing_length is not None,
+            "positions": self.positions is not None,
+            "near": self.near,
+        }
+        return {name for name, is_known in known.items() if is_known}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditReport:
     """Result of an audit. datasets: name -> URL. num_samples: of the datasets; num_read: samples that were read.
-    trained_shares, histogram: see SourceView. tokenizing_s: seconds in processors, of all workers together.
+    trained_shares, histogram: see SourceView. tokenizing_s, near_s: seconds in processors, and for near duplicates, of
+    all workers together.
     """
 
     datasets: Mapping[str, str]
@@ -110,6 +146,7 @@ class AuditReport:
     trained_shares: Sequence[float]
     histogram: Sequence[int]
     tokenizing_s: float
+    near_s: float
 
     @property
     def verdict(self) -> Verdict:
@@ -137,7 +174,9 @@ def audit(
     on_start(sum(each.num_read for each in totals))
     for total, of_dataset in zip(totals, tasks, strict=True):
         total.read(of_dataset, num_workers=num_workers, on_samples=on_samples)
-    return _report(totals, expected)
+    are_repeated = _add_repeated(totals)
+    near_s = _add_near(totals, are_repeated) if any(each.near for each in datasets) else 0.0
+    return _report(totals, expected, comparing_s=near_s)
 
 
 class _Totals:
@@ -150,15 +189,20 @@ class _Totals:
         sources = () if self._provenance is None else self._provenance.sources
         of_dataset = "" if is_only else f"{audited.name}: "
         self._names = [f"{of_dataset}{source}" for source in sources] if len(sources) > 1 else [audited.name]
-        self.checks = with_overlong(audited.overlong)
+        facts = audited.facts | (set() if is_only else {"others"})
+        self.checks = {
+            name: check for name, check in with_overlong(audited.overlong).items() if facts >= {*check.needs.split()}
+        }
         self.counts: dict[str, NDArray[np.int64]] = {}
         self.histograms: dict[str, NDArray[np.int64]] = {}
         self.num_trained: dict[str, int] = {}
         self.examples: dict[str, list[Example]] = {}
         self.sample_ids: list[NDArray[np.int64]] = []  # in the order of their reading
         self.hashes: list[NDArray[np.uint64]] = []
+        self.sketches: list[NDArray[np.uint16]] = []
         self.num_read = 0
         self.tokenizing_s = 0.0
+        self.near_s = 0.0
 
     def tasks(self, limit: int | None) -> Iterator[AuditTask]:
         """Yield the shards to read, with the samples to read of each."""
@@ -209,6 +253,7 @@ class _Totals:
                 overlong=audited.overlong,
                 positions=audited.positions,
                 trains_tokens=audited.trains_tokens,
+                near=audited.near,
             )
             num_processes = max(1, min(num_workers or num_cores(), len(tasks)))
             done: list[tuple[AuditTask, ShardFacts]] = []
@@ -216,7 +261,6 @@ class _Totals:
                 done += do_all(pool, tasks)
         for task, facts in sorted(done, key=lambda each: each[0].first_id):
             self._add(task, facts)
-        self._add_repeated()
 
     def _add(self, task: AuditTask, facts: ShardFacts) -> None:
         for number, counts in facts.counts.items():
@@ -229,64 +273,97 @@ class _Totals:
             self._add_examples(check, examples)
         self.sample_ids.append(task.first_id + task.indices)
         self.hashes.append(facts.hashes)
+        self.sketches.append(facts.sketches)
         self.tokenizing_s += facts.tokenizing_s
+        self.near_s += facts.near_s
 
     def _add_examples(self, check: str, examples: Sequence[tuple[int, str]]) -> None:
         shown = self.examples.setdefault(check, [])
         for sample_id, excerpt in examples[: MAX_EXAMPLES - len(shown)]:
-            source = "" if self._provenance is None else str(self._provenance.source_of(sample_id))
-            shown.append(Example(self.audited.name, sample_id, source, excerpt))
+            shown.append(Example(*self.place(sample_id), excerpt))
 
-    def _add_repeated(self) -> None:
-        """Count the samples equal to an earlier sample of the dataset."""
-        if not self.hashes:
-            return
-        ids = np.concatenate(self.sample_ids)
-        later, firsts = repeated_of(np.concatenate(self.hashes))
-        sources = self._sources(ids[later])
-        numbers = np.zeros(len(later), np.int64) if sources is None else sources
+    def place(self, sample_id: int) -> Place:
+        """Return the place of a sample of the dataset."""
+        source = "" if self._provenance is None else str(self._provenance.source_of(sample_id))
+        return Place(self.audited.name, sample_id, source)
+
+    def add_repeats(self, check: str, sample_ids: NDArray[np.int64], like: Sequence[tuple[str, Place]]) -> None:
+        """Count samples that repeat earlier samples. like: the similarity and the earlier sample of the first few."""
+        sources = self._sources(sample_ids)
+        numbers = np.zeros(len(sample_ids), np.int64) if sources is None else sources
         for number, count in enumerate(np.bincount(numbers, minlength=1).tolist()):
             if count:
-                self.counts[self._names[number]][ROWS["repeated"]] += count
-        pairs = zip(ids[later[:MAX_EXAMPLES]].tolist(), ids[firsts[:MAX_EXAMPLES]].tolist(), strict=True)
-        self._add_examples("repeated", [(sample_id, f"equal to sample {first}") for sample_id, first in pairs])
-
-    def is_made(self, check: Check) -> bool:
-        """Whether a check has a meaning for the dataset."""
-        audited, processor = self.audited, self.audited.processor
-        schema = audited.schema
-        if check.name == "fully-masked":
-            return audited.trains_tokens
-        if check.name in ("masked-answers", "untrained-ends", "trained-prompts"):
-            schemas = ("messages", "text", "tokens") if check.name == "untrained-ends" else ("messages",)
-            return audited.trains_tokens and schema in schemas and audited.tokenizer is not None
-        if check.name.startswith("dropped-"):
-            return hasattr(processor, "not_shown")
-        if check.name == "changed-prefixes":
-            return hasattr(processor, "first_changed")
-        if check.unit == "pairs":
-            return schema == "preference"
-        if check.name in ("overlong", "cut-answers"):
-            return audited.packing_length is not None
-        if check.name == "beyond-positions":
-            return audited.positions is not None
-        if check.name in ("double-bos", "byte-tokens"):
-            return audited.tokenizer is not None
-        if check.name in ("special-tokens", "odd-characters"):
-            return schema in ("messages", "preference", "text") and (
-                check.name == "odd-characters" or audited.tokenizer is not None
-            )
-        if check.name == "empty-answers":
-            return schema in ("messages", "preference")
-        if check.name in ("media-without-tokens", "tokens-without-media"):
-            return schema == "messages"
-        return True
+                self.counts[self._names[number]][ROWS[check]] += count
+        self.examples[check] = [
+            Example(*self.place(sample_id), f"{how} {earlier}", earlier)
+            for sample_id, (how, earlier) in zip(sample_ids.tolist(), like, strict=False)
+        ]
 
 
-def _report(totals: Sequence[_Totals], expected: Collection[str]) -> AuditReport:
+class _Samples:
+    """All samples that were read, in the order of datasets and of their reading. numbers: of the datasets."""
+
+    def __init__(self, totals: Sequence[_Totals]):
+        self._totals = totals
+        self.numbers = np.repeat(np.arange(len(totals)), [each.num_read for each in totals])
+        self._sample_ids = np.concatenate([np.empty(0, np.int64), *(ids for each in totals for ids in each.sample_ids)])
+
+    def add_repeats(
+        self, check: str, later: NDArray[np.int64], earlier: NDArray[np.int64], how: Callable[[int, int], str]
+    ) -> None:
+        """Count samples at the indices `later` that repeat the samples at `earlier`. how: of a pair, in words."""
+        for number, total in enumerate(self._totals):
+            own = np.flatnonzero(self.numbers[later] == number)
+            pairs = zip(later[own[:MAX_EXAMPLES]].tolist(), earlier[own[:MAX_EXAMPLES]].tolist(), strict=True)
+            like = [(how(one, other), self._place(other)) for one, other in pairs]
+            total.add_repeats(check, self._sample_ids[later[own]], like)
+
+    def _place(self, index: int) -> Place:
+        return self._totals[int(self.numbers[index])].place(int(self._sample_ids[index]))
+
+
+def _add_repeated(totals: Sequence[_Totals]) -> NDArray[np.bool_]:
+    """Count samples equal to an earlier sample, of their dataset or of an earlier dataset; return a mask of them."""
+    samples = _Samples(totals)
+    hashes = np.concatenate([np.empty(0, np.uint64), *(each for total in totals for each in total.hashes)])
+    are_repeated = np.zeros(len(hashes), np.bool_)
+    for number in range(len(totals)):
+        own = np.flatnonzero(samples.numbers == number)
+        later, firsts = repeated_of(hashes[own])
+        samples.add_repeats("repeated", own[later], own[firsts], lambda *_: "equal to")
+        are_repeated[own[later]] = True
+    later, firsts = repeated_of(hashes)
+    across = samples.numbers[later] != samples.numbers[firsts]
+    samples.add_repeats("repeated-across", later[across], firsts[across], lambda *_: "equal to")
+    are_repeated[later] = True
+    return are_repeated
+
+
+def _add_near(totals: Sequence[_Totals], are_repeated: NDArray[np.bool_]) -> float:
+    """Count samples similar to an earlier sample, of any dataset, and not repeated; return the seconds."""
+    begun = time.perf_counter()
+    sketches = np.zeros((len(are_repeated), NUM_HASHES), np.uint16)
+    at = 0
+    for total in totals:
+        while total.sketches:  # freed one after another
+            each = total.sketches.pop(0)
+            sketches[at : at + len(each)] = each
+            at += len(each)
+    sketches[are_repeated] = 0
+    later, earlier = similar_of(sketches)
+    _Samples(totals).add_repeats(
+        "near-duplicates",
+        later,
+        earlier,
+        lambda one, other: f"{similarity(sketches[one], sketches[other]):.0%} of the pieces like",
+    )
+    return time.perf_counter() - begun
+
+
+def _report(totals: Sequence[_Totals], expected: Collection[str], *, comparing_s: float) -> AuditReport:
     findings = []
     for name in NAMES:
-        made = [each for each in totals if each.is_made(CHECKS[name])]
+        made = [each for each in totals if name in each.checks]
         if not made:
             continue
         check = max((each.checks[name] for each in made), key=lambda one: one.wrong is not None)
@@ -317,6 +394,7 @@ def _report(totals: Sequence[_Totals], expected: Collection[str]) -> AuditReport
         trained_shares=quantiles_of(histogram),
         histogram=bars_of(histogram),
         tokenizing_s=sum(each.tokenizing_s for each in totals),
+        near_s=comparing_s + sum(each.near_s for each in totals),
     )
 
 

@@ -35,6 +35,7 @@ from ...processors.tokenizers import FastTokenizer
 from ...storage.cache import LocalCache
 from ...types import Role, Sample
 from .checks import MAX_EXAMPLES, NUM_SHARES, ROWS, kinds_dropped
+from .repeats import NUM_HASHES, TOKENS, Codes, sketches_of
 from .texts import ODD, PLACEHOLDERS, ChatTexts, SpecialTokens, around, excerpt_of, trained_piece
 
 _KEYS_OF = {  # check of dropped content -> words that begin the content in stored messages
@@ -63,16 +64,19 @@ class AuditTask(NamedTuple):
 
 class ShardFacts(NamedTuple):
     """Facts of a shard's samples. counts: source -> int64[len(ROWS)]; histograms: source -> samples by trained share,
-    int64[NUM_SHARES + 1]. hashes: uint64[n], of the content of each sample. examples: name of a check -> sample ids and
-    excerpts. tokenizing_s: seconds in the processor.
+    int64[NUM_SHARES + 1]. hashes: uint64[n], of the content of each sample. sketches: see sketches_of, without rows if
+    not asked for. examples: name of a check -> sample ids and excerpts. tokenizing_s, near_s: seconds in the processor,
+    and for sketches.
     """
 
     counts: Mapping[int, NDArray[np.int64]]
     histograms: Mapping[int, NDArray[np.int64]]
     hashes: NDArray[np.uint64]
+    sketches: NDArray[np.uint16]
     examples: Mapping[str, Sequence[tuple[int, str]]]
     num_trained: Mapping[int, int]
     tokenizing_s: float
+    near_s: float
 
 
 class _Made(NamedTuple):
@@ -87,7 +91,7 @@ class _Made(NamedTuple):
 @dataclass(kw_only=True)
 class Auditor:
     """Job of a pool: a shard -> ShardFacts. tokenizer: decodes tokens, optional. trains_tokens: whether labels have a
-    meaning for the task.
+    meaning for the task. near: make sketches of the samples.
     """
 
     processor: Processor
@@ -98,6 +102,7 @@ class Auditor:
     overlong: str = "error"
     positions: int | None = None
     trains_tokens: bool = True
+    near: bool = False
 
     def __call__(self, task: AuditTask, on_samples: Callable[[int], None]) -> ShardFacts:
         path = fetch_shard(self.cache, task.info)
@@ -126,19 +131,25 @@ class Auditor:
                 found.note(name, at, str(each) if isinstance(each, LmmsStreamError) else repr(each))
         self._add_template(first, samples, found)
         trained = self._trained_texts(made)
-        for at, (sample, one) in enumerate(zip(samples, made, strict=True), first):
+        said: list[Sequence[str]] = [()] * len(samples)  # texts of each sample
+        for at, (sample, one) in enumerate(zip(samples, made, strict=True)):
             tokens = None if isinstance(one, Exception) else one
             try:
                 if self.schema == "messages":
-                    self._add_chat(at, sample, tokens, trained[at - first], found)
+                    said[at] = self._add_chat(first + at, sample, tokens, trained[at], found)
                 elif self.schema == "preference":
-                    self._add_preference(at, sample, tokens, found)
+                    said[at] = self._add_preference(first + at, sample, tokens, found)
                 elif isinstance(sample.get("text"), str):
-                    self._add_text(at, [sample["text"]], found)
+                    said[at] = [sample["text"]]
+                    self._add_text(first + at, said[at], found)
             except DataError as error:  # its messages cannot be read
                 if tokens is not None:
-                    found.note("refused", at, str(error))
+                    found.note("refused", first + at, str(error))
         self._add_tokens(first, made, found)
+        if self.near:
+            begun = time.perf_counter()
+            found.sketches.append(sketches_of([_codes(*each) for each in zip(samples, said, made, strict=True)]))
+            found.near_s += time.perf_counter() - begun
 
     def _processed(self, samples: Sequence[Sample]) -> list[_Made | Exception]:
         if tokenizes_all(self.processor):
@@ -281,7 +292,8 @@ class Auditor:
         ]
         return self.tokenizer.decode_all(ids)
 
-    def _add_chat(self, at: int, sample: Sample, made: _Made | None, trained: str, found: _Counts) -> None:
+    def _add_chat(self, at: int, sample: Sample, made: _Made | None, trained: str, found: _Counts) -> list[str]:
+        """Return the texts to compare with other samples."""
         chat = ChatTexts.of(read_chat(sample["messages"]).messages)
         found.counts[ROWS["answers"], at] = chat.num_answers
         self._add_text(at, chat.texts, found)
@@ -295,19 +307,20 @@ class Auditor:
         elif chat.num_media and made is not None and not made.has_media:
             found.note("media-without-tokens", at, f"{chat.num_media} media, and the processor makes no tensors")
         if made is None or not self.trains_tokens:
-            return
+            return chat.turns
         num_trained = sum(stop - start for start, stop in made.spans)
         piece = trained_piece(chat, trained)
         if piece is None and chat.prompts and num_trained and num_trained == len(made.ids):
             piece = chat.prompts[0]
         if piece is not None:
             found.note("trained-prompts", at, piece)
-            return
+            return chat.turns
         last_only = getattr(self.processor, "learn", "all") == "last"
         num_missing = min(chat.num_groups, 1 if last_only else chat.num_groups) - len(made.spans)
         if num_trained and num_missing > 0:
             text = f"{len(made.spans)} of {chat.num_groups} answers are trained on"
             found.note("masked-answers", at, text, count=num_missing)
+        return chat.turns
 
     def _add_text(self, at: int, texts: Sequence[str], found: _Counts) -> None:
         """Look for special tokens and odd characters."""
@@ -320,11 +333,13 @@ class Auditor:
             if seen is not None:
                 found.note("special-tokens", at, around(joined, seen))
 
-    def _add_preference(self, at: int, sample: Sample, made: _Made | None, found: _Counts) -> None:
+    def _add_preference(self, at: int, sample: Sample, made: _Made | None, found: _Counts) -> list[str]:
+        """Return the texts to compare with other samples."""
         stored = read_preference(sample["messages"])
         answers = list(stored.answers.values())
         chats = [ChatTexts.of(each) if isinstance(each, list) else None for each in (stored.prompt, *answers)]
         texts = [str(each) for each in (stored.prompt, *answers) if isinstance(each, str)]
+        turns = [*texts, *(text for chat in chats if chat is not None for text in chat.turns)]
         texts += [text for chat in chats if chat is not None for text in chat.texts]
         self._add_text(at, texts, found)
         found.counts[ROWS["answers"], at] = len(answers)
@@ -332,7 +347,7 @@ class Auditor:
             if (isinstance(answer, str) and not answer.strip()) or (chat is not None and chat.empty):
                 found.note("empty-answers", at, "an answer without text")
         if len(answers) < 2:
-            return
+            return turns
         found.counts[ROWS["pairs"], at] = 1
         if answers[0] == answers[1]:
             found.note("equal-answers", at, str(answers[0]))
@@ -345,6 +360,7 @@ class Auditor:
             longer = of_role[Role.CHOSEN] - of_role[Role.REJECTED]
             if longer > 0:
                 found.note("length-bias", at, f"chosen is {longer:,} tokens longer")
+        return turns
 
     @cached_property
     def _ends_in_special_tokens(self) -> bool:
@@ -374,8 +390,10 @@ class _Counts:
 
     sample_ids: NDArray[np.int64]
     hashes: list[int] = field(default_factory=list)
+    sketches: list[NDArray[np.uint16]] = field(default_factory=list)
     examples: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     tokenizing_s: float = 0.0
+    near_s: float = 0.0
     counts: NDArray[np.int64] = field(init=False)
     shares: NDArray[np.int64] = field(init=False)  # of trained tokens, in units of 1 / NUM_SHARES; -1 if unknown
     num_trained: NDArray[np.int64] = field(init=False)
@@ -412,7 +430,14 @@ class _Counts:
             histograms[number] = np.bincount(shares[shares >= 0], minlength=NUM_SHARES + 1)
             num_trained[number] = int(self.num_trained[own].sum())
         return ShardFacts(
-            counts, histograms, np.array(self.hashes, np.uint64), self.examples, num_trained, self.tokenizing_s
+            counts,
+            histograms,
+            np.array(self.hashes, np.uint64),
+            np.concatenate([np.empty((0, NUM_HASHES), np.uint16), *self.sketches]),
+            self.examples,
+            num_trained,
+            self.tokenizing_s,
+            self.near_s,
         )
 
 
@@ -422,11 +447,26 @@ def _from_key(stored: str, name: str) -> str:
     return stored[max(0, min((start for start in starts if start >= 0), default=0)) :]
 
 
+def _codes(sample: Sample, texts: Sequence[str], made: _Made | Exception) -> Codes:
+    """Return the texts of a sample to sketch, or its tokens if it has no texts. Samples of other media differ."""
+    media = sample.get("media")
+    salt = _hash([media]) if isinstance(media, bytes) and media else 0
+    if texts or isinstance(made, Exception):
+        return Codes.of_text("\n".join(texts), salt=salt)
+    return Codes(made.ids.astype(np.uint32), TOKENS, salt)
+
+
 def _digest(sample: Sample) -> int:
-    """Return a hash of the content of a sample, 64 bits."""
+    """Return a hash of the content of a sample, 64 bits. A column without bytes, as of media in a chat of text, is
+    passed over: other processors do not read it.
+    """
+    values = [sample[name] for name in sorted(sample)]
+    return _hash([each for each in values if not isinstance(each, bytes) or each])
+
+
+def _hash(values: Sequence[Any]) -> int:
     hashed = hashlib.blake2b(digest_size=8)
-    for name in sorted(sample):
-        value = sample[name]
+    for value in values:
         data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         hashed.update(data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes())
         hashed.update(b"\0")

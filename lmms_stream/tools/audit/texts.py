@@ -25,14 +25,15 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class ChatTexts(NamedTuple):
-    """Texts of a conversation. prompts: of all roles but the assistant. said: all texts in the assistant's
-    messages, joined. num_groups: runs of the assistant's messages with a message to train on. empty: a description of
-    each answer without content.
+    """Texts of a conversation. prompts: of all roles but the assistant. said: all texts in the assistant's messages,
+    joined. turns: texts of all messages but those of the system, with calls and reasoning. num_groups: runs of the
+    assistant's messages with a message to train on. empty: a description of each answer without content.
     """
 
     texts: list[str]
     prompts: list[str]
     said: str
+    turns: list[str]
     num_answers: int
     num_groups: int
     empty: list[str]
@@ -43,6 +44,7 @@ class ChatTexts(NamedTuple):
         texts: list[str] = []
         prompts: list[str] = []
         said: list[str] = []
+        turns: list[str] = []
         empty: list[str] = []
         num_answers = num_groups = num_media = 0
         in_group = False
@@ -50,6 +52,8 @@ class ChatTexts(NamedTuple):
             own, media = _content(message)
             num_media += media
             texts += own
+            if message["role"] not in ("system", "developer"):
+                turns += [*own, *_strings(dict(_more_of(message)))]
             if message["role"] != "assistant":
                 prompts += own
                 in_group = False
@@ -60,13 +64,16 @@ class ChatTexts(NamedTuple):
                 empty.append(f"message {number} of {len(messages)} is an answer without content")
             elif message.get("learn", True) and not in_group:
                 num_groups, in_group = num_groups + 1, True
-        return ChatTexts(texts, prompts, "\n".join(said), num_answers, num_groups, empty, num_media)
+        return ChatTexts(texts, prompts, "\n".join(said), turns, num_answers, num_groups, empty, num_media)
 
 
 def _has_more(message: Mapping[str, Any]) -> bool:
     """Return whether a message of the assistant has calls, reasoning or other content outside of its content."""
-    others = (value for key, value in message.items() if key not in ("role", "content", "name", "learn"))
-    return any(value.strip() if isinstance(value, str) else value for value in others)
+    return any(value.strip() if isinstance(value, str) else value for _, value in _more_of(message))
+
+
+def _more_of(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in message.items() if key not in ("role", "content", "name", "learn"))
 
 
 def _content(message: Mapping[str, Any]) -> tuple[list[str], int]:
