@@ -352,7 +352,7 @@ def _commit(
     }
     lengths = []
     if measured_by and output.lengths:
-        not_shown = {} if options.stores_tokens else output.not_shown  # of the measuring processor
+        not_shown = {} if output.concatenation is not None else output.not_shown  # of samples, not of documents
         lengths = [measured_lengths(output.lengths, measured_by, not_shown=not_shown)]
     others = [fingerprint for fingerprint in carried if fingerprint not in [index.fingerprint for index in lengths]]
     lengths += carried_lengths(sources, others, output.rows, folder=work.staging)

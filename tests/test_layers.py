@@ -119,7 +119,7 @@ ALLOWED: dict[str, set[str]] = {
     "tools/inspect": {"errors", "storage", "processors", "mds", "converters/stored", "cli"},
     "tools/audit": {
         *BASE, "config", "plan", "storage", "processes", "processors", "mds", "converters/stored", "train", "cli",
-        "tools/inspect", "tools/ledger", "tools/plan",
+        "tools/inspect", "tools/ledger", "tools/plan", "versions",
     },
     "tools/profile": {*BASE, "processes", "loader", "train/run", "train/report", "train", "cli"},
     "tools/watch": {

@@ -196,7 +196,7 @@ def print_summary(target: str, report: ConvertReport, *, packing_length: int | N
         reason = "after the last whole sample, dropped by --drop-tail"
         table.add_row("left out", f"{_counted(report.num_dropped_tokens, 'token')} {reason}", style="yellow")
     if report.not_shown:
-        table.add_row("not shown", counts_text(report.not_shown), style="yellow")
+        table.add_row("supervision", counts_text(report.not_shown), style="yellow")
     print_table(target, table)
     if report.splits:
         left_out = () if report.num_documents is not None else _OF_DOCUMENTS

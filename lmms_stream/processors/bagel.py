@@ -22,7 +22,7 @@ from .base import IGNORED_LABEL, FactsMissingError, Measured, SeenMedium, measur
 from .chat_template import REASONING_KEYS
 from .media.facts import facts_of, media_part, stored_facts
 from .media.types import ImageFacts
-from .not_shown import KINDS
+from .not_shown import bit_of
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, load_tokenizer
 
@@ -192,7 +192,7 @@ class BagelProcessor:
     def _not_shown(self, sample: Sample) -> int:
         messages, _ = read_chat(sample["messages"])
         is_lost = any(message.get(key) for message in messages for key in REASONING_KEYS)
-        return is_lost << KINDS.index("reasoning")
+        return is_lost * bit_of("reasoning")
 
     def process(self, sample: Sample) -> Processed:
         """Raise DataError for anything but a conversation of text and images."""

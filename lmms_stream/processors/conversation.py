@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from ..errors import ConfigError, DataError
 from .base import Tokens, learnt_of, or_error, spans_of
 from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Thoughts
-from .not_shown import MOST_SHAPES, NotShown, bits_of_ends, shape_of
+from .not_shown import EMPTY, MASKED, MOST_SHAPES, NotShown, bit_of, bits_of_ends, is_empty, shape_of
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, Span, digest
 
@@ -115,13 +115,20 @@ class Conversations:
     def not_shown(self, chat: Chat) -> int:
         """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS.
 
-        The bits include ends of answers that are not trained on.
+        The bits include answers that are empty, or masked, and ends that are not trained on.
         """
         bits = self._not_shown.of(chat.messages, chat.tools)
-        if self.learn_stop is not False or self._stops[self._name_of_template(chat)].are_trained_on:
+        if self.learn_stop is None:
             return bits
         answers = chat.spoken[-1:] if self.learn == "last" else chat.spoken
-        return bits | bits_of_ends(sum(index not in chat.left_out for index in answers))
+        num_learnt = sum(index not in chat.left_out for index in answers)
+        if not num_learnt:
+            bits |= bit_of(MASKED)
+        if any(is_empty(chat.messages[index]) for index in chat.spoken):
+            bits |= bit_of(EMPTY)
+        if self.learn_stop or self._stops[self._name_of_template(chat)].are_trained_on:
+            return bits
+        return bits | bits_of_ends(num_learnt)
 
     def first_changed(self, chat: Chat) -> int | None:
         """Return the first answer whose context, or whose own text, is other text in the whole conversation than at the

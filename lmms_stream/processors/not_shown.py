@@ -1,4 +1,5 @@
-"""A conversation and a chat template -> the kinds of its content that the template does not show.
+"""A conversation and a chat template -> the kinds of its content that the template does not show, as bits. Conversions
+count them, with other faults of supervision that cost nothing to see.
 
 The template renders the conversation with a mark in place of each text. A mark missing in the result stands for content
 that is not shown. Conversations of one shape are rendered once. A shape has the roles, the keys of each message, tags
@@ -20,9 +21,14 @@ from ..errors import DataError
 from .base import Processor
 from .chat_template import REASONING_KEYS
 
+DROPPED = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content")  # kinds of content
 ENDS = "ends"  # of answers, which are not trained on
-# In the order of bits. Each kind has one bit, set or not; ENDS has the highest bits, a number of answers.
-KINDS = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content", ENDS)
+MASKED = "masked"  # a sample without an answer to train on
+EMPTY = "empty"  # a sample with an answer without content
+KINDS = (*DROPPED, ENDS, MASKED, EMPTY)
+# First bit of each kind, and the bits of its value: ENDS has a number of answers, others are set or not.
+_FIRST_BITS = np.array([0, 1, 2, 3, 4, 5, 6, 29, 30])
+_MASKS = np.array([1, 1, 1, 1, 1, 1, (1 << 23) - 1, 1, 1])
 OnDropped = Literal["error", "warn"]
 _CALLING = ("tools", "tool_calls")
 _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", "function": "tool_results"}
@@ -50,14 +56,12 @@ def counts_of(bits: NDArray[np.integer[Any]]) -> dict[str, int]:
 
 
 def amounts_of(bits: NDArray[np.integer[Any]] | int) -> NDArray[np.int64]:
-    """Return the counts of each kind in KINDS, int64[..., len(KINDS)]. bits: int[...], a bit per kind; the bits from
-    the last kind on are a number of answers.
+    """Return the counts of each kind in KINDS, int64[..., len(KINDS)]. bits: int[...].
 
-    >>> amounts_of(0b10_000010).tolist()  # two ends
-    [0, 1, 0, 0, 0, 0, 2]
+    >>> amounts_of(0b10_000010).tolist()  # tools, and two ends
+    [0, 1, 0, 0, 0, 0, 2, 0, 0]
     """
-    amounts = np.asarray(bits, np.int64)[..., None] >> np.arange(len(KINDS))
-    amounts[..., :-1] &= 1
+    amounts: NDArray[np.int64] = np.asarray(bits, np.int64)[..., None] >> _FIRST_BITS & _MASKS
     return amounts
 
 
@@ -68,7 +72,21 @@ def named_counts(counts: NDArray[np.int64]) -> dict[str, int]:
 
 def bits_of_ends(num_answers: int) -> int:
     """Return the bits of a number of answers whose end is not trained on."""
-    return num_answers << KINDS.index(ENDS)
+    return num_answers << int(_FIRST_BITS[KINDS.index(ENDS)])
+
+
+def is_empty(message: Mapping[str, Any]) -> bool:
+    """Return whether a message, as input of templates, has no text, no media, no calls and no reasoning."""
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    has_content = any(part["type"] != "text" or part["text"].strip() for part in parts)
+    others = (value for key, value in message.items() if key not in ("role", "content", "name"))
+    return not has_content and not any(map(_is_filled, others))
+
+
+def bit_of(kind: str) -> int:
+    """Return the bit of a kind other than ENDS."""
+    return 1 << int(_FIRST_BITS[KINDS.index(kind)])
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -80,12 +98,12 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Message for users: samples with content that the chat template does not show, and answers with untrained ends.
+    """Message for users about the counts of KINDS.
 
-    >>> counts_text({"system": 1, "ends": 2})
-    'the chat template does not show: system of 1 sample; the ends of 2 answers are not trained on'
+    >>> counts_text({"system": 1, "masked": 1})
+    'the chat template does not show: system of 1 sample; 1 sample has no answer to train on'
     """
-    lost = [each for each in KINDS[:-1] if each in counts]
+    lost = [each for each in DROPPED if each in counts]
     shown = ", ".join(
         f"{kind.replace('_', ' ')} of {counts[kind]:,} sample{'s' * (counts[kind] != 1)}" for kind in lost
     )
@@ -96,6 +114,9 @@ def counts_text(counts: Mapping[str, int]) -> str:
             if num_ends == 1
             else f"the ends of {num_ends:,} answers are not trained on"
         )
+    for kind, what in ((MASKED, "no answer to train on"), (EMPTY, "an empty answer")):
+        if number := counts.get(kind, 0):
+            said.append(f"{number:,} {'sample has' if number == 1 else 'samples have'} {what}")
     return "; ".join(said)
 
 
@@ -254,7 +275,7 @@ class _Marking:
 
 
 def _bits(kinds: Iterable[str]) -> int:
-    return sum(1 << KINDS.index(kind) for kind in set(kinds))
+    return sum(map(bit_of, set(kinds)))
 
 
 def _forms(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from lmms_stream.errors import DataError
 from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.tools.inspect.summary import describe_lengths, inspect_dataset, summary
+from streaming import MDSWriter
 from transformers import AutoTokenizer
 
 TEMPLATE = (
@@ -75,7 +76,7 @@ def test_a_lost_call_is_an_error_of_its_row_unless_it_is_said_that_it_may_be_los
     assert f"{lost} of 1 sample, reasoning of 2 samples" in " ".join(capsys.readouterr().out.split())
     (lengths,) = inspect_dataset(str(target)).lengths
     assert lengths.not_shown == {kind: 1, "reasoning": 2}
-    assert describe_lengths(lengths)["not shown"].endswith(f"{lost} of 1 sample, reasoning of 2 samples")
+    assert describe_lengths(lengths)["supervision"].endswith(f"{lost} of 1 sample, reasoning of 2 samples")
 
 
 def test_rows_with_lost_calls_are_left_out_where_rows_that_do_not_fit_are(plain: Path, tmp_path: Path) -> None:
@@ -104,10 +105,35 @@ def test_what_is_not_shown_is_counted_however_samples_are_stored(
     assert described(target)["not_shown"] == {"tool_calls": 1, "reasoning": 5}
     inspection = inspect_dataset(str(target))
     shown = [summary(inspection), *map(describe_lengths, inspection.lengths)]
-    assert "tool calls of 1 sample, reasoning of 5 samples" in " ".join(line.get("not shown", "") for line in shown)
+    assert "tool calls of 1 sample, reasoning of 5 samples" in " ".join(line.get("supervision", "") for line in shown)
     convert([written(tmp_path, [CALLS, THINKS], "other")], str(tmp_path / "other"), on_dropped="warn", **settings)
     merge_datasets(str(tmp_path), [str(target), str(tmp_path / "other")])
     assert described(tmp_path)["not_shown"] == {"tool_calls": 2, "reasoning": 6}
+
+
+@pytest.mark.parametrize("changes", [{}, {"tokenize": True}, {"tokenize": True, "concat": 8}])
+def test_empty_answers_are_counted_beside_the_dataset(changes: dict[str, Any], plain: Path, tmp_path: Path) -> None:
+    empty = {"messages": [*said({"content": " "})["messages"], *said({})["messages"]]}
+    target = tmp_path / "chats"
+    settings: dict[str, Any] = {"processor": ChatProcessor.from_pretrained(str(plain)), "num_workers": 1, **changes}
+    report = convert([written(tmp_path, [said({}), empty, said({"mood": 2})])], str(target), **settings)
+    assert report.not_shown == {"empty": 1}
+    append([written(tmp_path, [empty, empty], "more")], str(target), **settings)
+    assert described(target)["not_shown"] == {"empty": 3}
+    counted = {} if "concat" in changes else {"empty": 3}  # documents are not samples
+    assert [each.not_shown for each in inspect_dataset(str(target)).lengths] == [counted]
+    if not changes:
+        convert([str(target)], str(tmp_path / "part"), limit=2, num_workers=1)
+        assert [each.not_shown for each in inspect_dataset(str(tmp_path / "part")).lengths] == [{}]  # unknown of a part
+
+
+def test_samples_without_an_answer_to_train_on_are_counted_by_index(plain: Path, tmp_path: Path) -> None:
+    rows = [said({}), said({"learn": False}), {"messages": said({})["messages"][:1]}]
+    with MDSWriter(columns={"messages": "str"}, out=str(tmp_path / "chats")) as writer:
+        for row in rows:
+            writer.write({"messages": json.dumps(row["messages"])})
+    chats = ChatProcessor.from_pretrained(str(plain))
+    assert index_dataset(str(tmp_path / "chats"), chats, num_workers=1).not_shown == {"masked": 2}
 
 
 def test_a_dry_run_shows_what_is_not_shown(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

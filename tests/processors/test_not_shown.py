@@ -13,7 +13,7 @@ from lmms_stream.errors import DataError
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.lengths import tells_not_shown
 from lmms_stream.processors.multimodal import MultimodalProcessor
-from lmms_stream.processors.not_shown import KINDS, check_shown, counts_text, keys_named, kinds_of
+from lmms_stream.processors.not_shown import KINDS, bit_of, check_shown, counts_text, keys_named, kinds_of
 from lmms_stream.processors.preference import MediaPreferenceProcessor, PreferenceProcessor
 
 from .test_chat_template import stored, with_template
@@ -224,7 +224,7 @@ def test_short_values_that_a_template_tests_decide_for_their_rows_only(tokenizer
 def test_a_call_without_a_content_is_not_of_the_shape_of_a_null_answer(tokenizer: Path) -> None:
     processor = chatting(tokenizer, PLAIN)
     asked: dict[str, Any] = {"role": "user", "content": "q"}
-    assert found(processor, [asked, {"role": "assistant", "content": None}]) == []
+    assert found(processor, [asked, {"role": "assistant", "content": None}]) == ["empty"]
     assert found(processor, [asked, {"role": "assistant", "tool_calls": [CALL]}]) == ["tool_calls"]
 
 
@@ -282,14 +282,14 @@ def test_a_sample_that_cannot_be_read_is_its_error(tokenizer: Path) -> None:
 
 
 def test_lost_tools_and_calls_are_an_error_and_other_content_is_counted() -> None:
-    for number, kind in enumerate(KINDS):
+    for kind in KINDS:
         if kind in ("tools", "tool_calls"):
             name = kind.replace("_", " ")
             with pytest.raises(DataError, match=f"does not show the {name} of the conversation, .*--on-dropped warn"):
-                check_shown(1 << number, on_dropped="error")
+                check_shown(bit_of(kind), on_dropped="error")
         else:
-            check_shown(1 << number, on_dropped="error")
-        check_shown(1 << number, on_dropped="warn")
+            check_shown(bit_of(kind), on_dropped="error")
+        check_shown(bit_of(kind), on_dropped="warn")
     assert counts_text({"tool_calls": 3, "reasoning": 1}) == (
         "the chat template does not show: tool calls of 3 samples, reasoning of 1 sample"
     )

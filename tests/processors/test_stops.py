@@ -14,7 +14,7 @@ from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.not_shown import counts_of, counts_text, kinds_of
+from lmms_stream.processors.not_shown import bit_of, counts_of, counts_text, kinds_of
 from lmms_stream.processors.preference import PreferenceProcessor
 from tokenizers import Tokenizer, decoders, models, trainers
 from tokenizers.pre_tokenizers import ByteLevel
@@ -101,13 +101,14 @@ def test_answers_that_have_no_end_that_is_trained_on_are_counted(tmp_path: Path)
         message["learn"] = False
     samples = [{"messages": json.dumps(each)} for each in (chat(*CHAT), unlearnt, chat(*CHAT[:2]))]
     bits = [each if isinstance(each, int) else -1 for each in without.not_shown(samples)]
-    assert [kinds_of(each) for each in bits] == [["ends"], [], ["ends"]]
-    assert counts_of(np.array(bits)) == {"ends": 3}
+    assert [kinds_of(each) for each in bits] == [["ends"], ["masked"], ["ends"]]
+    assert counts_of(np.array(bits)) == {"ends": 3, "masked": 1}
     last_of = ChatProcessor(tokenizer(template), learn="last")
-    assert counts_of(np.array(last_of.not_shown(samples))) == {"ends": 2}
+    assert counts_of(np.array(last_of.not_shown(samples))) == {"ends": 2, "masked": 1}
     pair = {"messages": json.dumps({"prompt": chat(*CHAT[:1]), "chosen": chat(CHAT[1]), "rejected": chat(CHAT[3])})}
     assert PreferenceProcessor(tokenizer(template)).not_shown([pair]) == [0]  # TRL trains on what the template writes
-    assert asked.not_shown(samples) == ChatProcessor(tokenizer(CLOSED)).not_shown(samples) == [0, 0, 0]
+    masked = [0, bit_of("masked"), 0]
+    assert asked.not_shown(samples) == ChatProcessor(tokenizer(CLOSED)).not_shown(samples) == masked
 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples[::2]))
     for settings in ({}, {"tokenize": True}, {"shuffle_seed": 1}):

@@ -194,7 +194,7 @@ def test_content_that_the_template_leaves_out_is_told_by_the_stored_counts(caplo
     packing = PackingConfig(packing_length=64)
     indexes = [
         LengthIndex.from_array(np.array([30, 50], np.uint32), fingerprint="a", processor={}, not_shown=counts)
-        for counts in ({}, {"system": 2, "ends": 1})
+        for counts in ({}, {"system": 2, "ends": 1, "masked": 3})
     ]
     plans = {
         name: PackPlan(index, [2], order=OrderConfig(), packing=packing)
@@ -202,8 +202,8 @@ def test_content_that_the_template_leaves_out_is_told_by_the_stored_counts(caplo
     }
     tell_not_shown(plans)
     assert [record.getMessage() for record in caplog.records] == [
-        "lossy: the chat template does not show: system of 2 samples; the end of 1 answer is not trained on "
-        "(lmms-stream audit shows samples)"
+        "lossy: the chat template does not show: system of 2 samples; the end of 1 answer is not trained on; "
+        "3 samples have no answer to train on (lmms-stream audit shows samples)"
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, did_you_mean
-from ...processors.not_shown import KINDS
+from ...processors.not_shown import DROPPED
 
 Verdict = Literal["ok", "look", "wrong"]
 Unit = Literal["samples", "answers", "tokens", "pairs"]
@@ -244,8 +244,8 @@ def bars_of(histogram: NDArray[np.int64]) -> list[int]:
 
 
 def kinds_dropped() -> list[str]:
-    """Return the names of the checks of not_shown.KINDS, in the order of the bits."""
-    return [f"dropped-{kind.replace('_', '-')}" for kind in KINDS[:-1]]
+    """Return the names of the checks of not_shown.DROPPED, in the same order."""
+    return [f"dropped-{kind.replace('_', '-')}" for kind in DROPPED]
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:

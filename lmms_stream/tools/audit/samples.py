@@ -29,7 +29,7 @@ from ...processors.base import (
     works_together,
 )
 from ...processors.lengths import groups, sample_bytes, tells_not_shown
-from ...processors.not_shown import amounts_of
+from ...processors.not_shown import ENDS, KINDS, amounts_of
 from ...processors.stored_chat import read_chat, read_preference
 from ...processors.tokenizers import FastTokenizer
 from ...storage.cache import LocalCache
@@ -262,8 +262,9 @@ class Auditor:
             for at, bits in enumerate(self.processor.not_shown(samples), first):  # type: ignore[attr-defined]
                 if isinstance(bits, DataError) or not bits:
                     continue
-                *kinds, num_ends = amounts_of(bits).tolist()
-                for name, count in zip(dropped, kinds, strict=True):
+                amounts = amounts_of(bits).tolist()
+                num_ends = amounts[KINDS.index(ENDS)]
+                for name, count in zip(dropped, amounts, strict=False):
                     if count:
                         found.note(name, at, partial(_from_key, samples[at - first]["messages"], name))
                 if num_ends:

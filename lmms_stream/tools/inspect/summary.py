@@ -201,7 +201,7 @@ def summary(inspection: Inspection) -> dict[str, str]:
         "compression": inspection.compression or "none",
         "bytes of a sample": f"{sizes.minimum:,} to {sizes.maximum:,}, median {sizes.median:,.0f}"
         + (f" (in {inspection.num_measured_shards:,} of the {inspection.num_shards:,} shards)" if is_partial else ""),
-        **({"not shown": counts_text(inspection.not_shown)} if inspection.not_shown and not is_said else {}),
+        **({"supervision": counts_text(inspection.not_shown)} if inspection.not_shown and not is_said else {}),
     }
 
 
@@ -212,7 +212,7 @@ def describe_lengths(lengths: LengthsView) -> dict[str, str]:
         "fingerprint": lengths.fingerprint,
         "tokens": f"{lengths.num_tokens:,}",
         "tokens of a sample": f"{tokens.minimum:,} to {tokens.maximum:,}, median {tokens.median:,.0f}",
-        **({"not shown": counts_text(lengths.not_shown)} if lengths.not_shown else {}),
+        **({"supervision": counts_text(lengths.not_shown)} if lengths.not_shown else {}),
     }
 
 
