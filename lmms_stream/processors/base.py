@@ -82,9 +82,9 @@ def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
     return measured if isinstance(measured, int) else measured.tokens
 
 
-# Optional method `not_shown` of a processor of chats: for each of several samples, the kinds of content that its chat template
-# does not show, and other faults, as bits of not_shown.KINDS, or the DataError raised while reading. A class with
-# another `measure` or `process` needs another `not_shown` too; otherwise nothing is counted.
+# Optional method `not_shown` of a processor of chats: for each of several samples, the kinds of content that its chat
+# template does not show, and other faults, as bits of not_shown.KINDS, or the DataError raised while reading. A class
+# with another `measure` or `process` needs another `not_shown` too; otherwise nothing is counted.
 NotShownOf = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
