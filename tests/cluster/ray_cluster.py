@@ -65,7 +65,7 @@ def ray_cluster(network: Network, *, num_cpus: int = 1, log: Path) -> Iterator[R
         cluster = RayCluster(network, folders, (), environment)
         try:
             for number, node in enumerate(network.nodes):
-                command = _command(node, cluster.address, number, folders[number], num_cpus)
+                command = node_command(node, cluster.address, number, folders[number], num_cpus)
                 processes.append(cluster.start(number, command, log=log / f"ray-{number}.log"))
                 if number == 0:
                     _wait_for_nodes(cluster, 1, log=log)
@@ -77,7 +77,8 @@ def ray_cluster(network: Network, *, num_cpus: int = 1, log: Path) -> Iterator[R
                 _kill(process)
 
 
-def _command(node: Node, address: str, number: int, folder: Path, num_cpus: int) -> list[str]:
+def node_command(node: Node, address: str, number: int, folder: Path, num_cpus: int) -> list[str]:
+    """The command that keeps a node in a cluster, number 0 as its head. folder: Ray's own, on the node."""
     where = ["--address", address] if number else ["--head", "--port", str(_PORT), "--include-dashboard", "false"]
     return [
         *_RAY, "start", "--block", *where, "--node-ip-address", node.address, "--num-cpus", str(num_cpus),

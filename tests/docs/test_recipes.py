@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -28,8 +30,9 @@ from lmms_stream.tools.demo.corpus import Corpus
 from lmms_stream.train.run.distributed import STOPPED_STATUS
 from lmms_stream.train.run_config import RunConfig
 
-from ..cluster.machines import Machines, machines
+from ..cluster.machines import TEMPORARY, Machines, machines
 from ..cluster.namespaces import what_is_missing
+from ..cluster.ray_cluster import node_command
 from ..conftest import S3_BUCKET, last_words, write_tokens
 from ..jobs.runs import differences, last_step, train
 from ..processes import ROOT, run_module, start_module
@@ -98,6 +101,11 @@ def test_numbers_and_names_of_the_manifests_fit_each_other() -> None:
     assert {each["name"] for each in of_train["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     run = load_config(RunConfig, RECIPES / "run.yaml")
     assert run.train.global_batch % (job["completions"] * int(value["--nproc-per-node"])) == 0
+    sizes = re.search(r"^NODES, GPUS = (\d+), (\d+)$", recipe("ray_train.py"), re.MULTILINE)
+    assert sizes is not None
+    assert sizes.groups() == (value["--nnodes"], value["--nproc-per-node"])
+    assert f"TorchConfig(timeout_s={run.train.timeout_s:g})" in recipe("ray_train.py")
+    compile(recipe("ray_train.py"), "ray_train.py", "exec")
 
 
 def test_pods_convert_parts_side_by_side_and_one_pod_writes_the_dataset(
@@ -281,4 +289,33 @@ def test_a_run_of_slurm_saves_before_its_time_is_up_and_is_queued_again(
             for node in nodes:
                 node.send_signal(signal.SIGUSR1)
         assert cluster.end(limit_s=LIMIT_S) == [status] * 2, cluster.said()
+    assert differences(whole, max(outputs(cluster), key=last_step)) == []
+
+
+@on_nodes
+@pytest.mark.timeout(1800)
+def test_a_run_of_ray_resumes_when_a_node_is_lost(cluster: Machines, whole: Path, tmp_path: Path) -> None:
+    """The program of `ray job submit` runs on the first node. The second one is killed, and comes back empty."""
+    pytest.importorskip("ray.train.torch")
+    edits = {"NODES, GPUS = 4, 8": "NODES, GPUS = 2, 1", "use_gpu=True": "use_gpu=False"}
+    edits |= {"s3://bucket/ray": str(tmp_path / "ray"), '{"GPU": 1, "CPU": 12}': '{"CPU": 1}'}
+    (tmp_path / "train.py").write_text(recipe("ray_train.py", edits))
+    head = cluster.network.nodes[0].address
+    variables = {"RAY_ADDRESS": f"{head}:6379", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+    def start_ray(number: int) -> None:
+        shutil.rmtree(cluster.disk_of(number), ignore_errors=True)
+        node = cluster.network.nodes[number]
+        command = node_command(node, variables["RAY_ADDRESS"], number, Path(TEMPORARY, "ray"), num_cpus=1)
+        cluster.start(number, command, variables)
+
+    start_ray(0)
+    cluster.wait_until(lambda: "Ray runtime started" in cluster.log_of(0), limit_s=LIMIT_S)
+    start_ray(1)
+    run = cluster.start(0, [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "run.yaml")], variables)
+    cluster.wait_until(lambda: max(map(last_step, outputs(cluster))) >= 10, limit_s=LIMIT_S)
+    cluster.kill(1)
+    start_ray(1)
+    assert run.wait(LIMIT_S) == 0, cluster.said()
+    assert "resumed from step " in cluster.log_of(0)
     assert differences(whole, max(outputs(cluster), key=last_step)) == []

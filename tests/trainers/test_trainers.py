@@ -105,6 +105,14 @@ def test_a_run_that_is_killed_resumes_on_other_ranks_to_the_samples_and_losses_o
     assert max(abs(whole[step] - loss) for step, loss in resumed.items()) < 1e-4
     assert max(whole.values()) - min(whole.values()) > 1e-2  # steps differ by more
     assert samples_of(folder / output) == samples_of(folder / "whole")
+    if kind == "trainer":
+        checkpoints = folder / output / "checkpoints"
+        state = json.loads((checkpoints / f"checkpoint-{NUM_STEPS}" / "trainer_state.json").read_text())
+        epochs = [record["epoch"] for record in state["log_history"] if "loss" in record]
+        loader = open_loader(folder, folder / output)
+        assert epochs == pytest.approx(
+            [step * loader.global_batch / loader.packs_left for step in range(1, NUM_STEPS + 1)]
+        )
 
 
 def test_settings_that_would_train_on_other_packs_or_losses_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -86,6 +86,11 @@ class PackPosition(TrainerCallback, ExportableState):
                 )
         self._loader = loader
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Set the epoch of the packs. Trainer's own is a share of max_steps, and 0 after a resume."""
+        assert self._loader is not None
+        state.epoch = min(self._loader.epochs.values())
+
 
 class _Batches:
     """The dataloader of a trainer."""
