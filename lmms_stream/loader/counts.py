@@ -129,7 +129,7 @@ class WorkerCounts(SharesTensors):
     def __init__(self, num_workers: int, num_sources: int = 1):
         zeros = shared_zeros if num_workers else torch.zeros
         self._fetched = zeros(num_workers, num_sources, len(FetchCounts._fields), dtype=torch.int64)
-        self._made = shared_zeros(num_workers + 1, num_sources, len(MakeCounts._fields), dtype=torch.int64)
+        self._made = zeros(num_workers + 1, num_sources, len(MakeCounts._fields), dtype=torch.int64)
 
     def made_by(self, worker: int) -> NDArray[np.int64]:
         """Return the rows of a worker, -1: of the loader's process, to write: int64[num_sources, fields]."""

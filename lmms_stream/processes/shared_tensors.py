@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from ..errors import WorkerError
+
+MEMORY = "/dev/shm"
+LEAST_BYTES = 1 << 18  # for locks and counts of workers; a full MEMORY would end processes by SIGBUS
+
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of zeros in shared memory.
+    """Return a tensor of zeros in shared memory. Raises WorkerError for less than LEAST_BYTES.
 
     share_memory_() copies a tensor, with threads for large tensors. In a forked process the threads do not exist; the
     copy would never end if the parent had used the threads before.
     """
+    memory = os.statvfs(MEMORY)
+    if (num_bytes := memory.f_bavail * memory.f_frsize) < LEAST_BYTES:
+        raise WorkerError(
+            f"{MEMORY} has {num_bytes >> 10} of {memory.f_blocks * memory.f_frsize >> 10} KiB left, and loader workers "
+            f"need {LEAST_BYTES >> 10}: give the container more (docker run --shm-size 1g; Kubernetes: an emptyDir of "
+            f"medium Memory at {MEMORY}), or set num_workers to 0"
+        )
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 

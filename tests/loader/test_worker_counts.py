@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Literal
@@ -15,6 +18,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchCounts, FetchTally, sum_counts
 
 from tests.conftest import write_tokens
+from tests.rounds import in_long_rounds
 
 
 @pytest.fixture
@@ -53,6 +57,36 @@ def test_every_shard_is_downloaded_once_and_found_in_the_epochs_after_that(
         assert len(shards) <= second.hits - first.hits <= len(shards) * num_workers
     else:
         assert second.hits == first.hits  # the shards are open
+
+
+@in_long_rounds
+@pytest.mark.parametrize(("size", "words"), [("128k", r"has 1?\d\d of 128 KiB left, .* need 256: "), ("1m", r"^\d+$")])
+def test_workers_run_in_little_shared_memory_or_the_error_names_the_remedy(
+    remote: str, size: str, words: str, tmp_path: Path
+) -> None:
+    """In a mount namespace with a /dev/shm of this size, as of a container."""
+    program = (
+        "import sys; from tests.loader.test_worker_counts import open_loader; "
+        "print(sum(1 for _ in open_loader(sys.argv[1], None, num_workers=2)))"
+    )
+    mounted = f'mount -t tmpfs -o size={size} none /dev/shm && exec "$@"'
+    command = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        mounted,
+        "sh",
+        sys.executable,
+        "-c",
+        program,
+        remote,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"namespaces are not allowed here: {done.stderr}")
+    assert re.search(words, done.stdout + done.stderr, re.MULTILINE), done.stdout + done.stderr
 
 
 def test_workers_that_are_spawned_are_counted_too(remote: str, tmp_path: Path) -> None:
