@@ -125,6 +125,52 @@ train: {{output_dir: {tmp_path / "run"}, max_steps: 2, global_batch: 2}}
         assert error in err
 
 
+def test_a_runs_datasets_in_lanes_are_compared_with_the_dataset_to_evaluate(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, numbers in (("chats", range(20)), ("more", range(40, 60)), ("held", range(18, 24))):
+        write_rows(tmp_path / name, [chat(number) for number in numbers])
+    processor = f"processor: {{type: chat, tokenizer: {tokenizer}}}, packing_length: 512"
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"""
+datasets:
+  chats: {{remote: {tmp_path / "chats"}, packing_mode: lanes, {processor}}}
+  more: {{remote: {tmp_path / "more"}, packing_mode: lanes, {processor}}}
+eval_dataset: {{remote: {tmp_path / "held"}, {processor}}}
+model: {{config: {{model_type: qwen2}}}}
+train: {{output_dir: {tmp_path / "run"}, max_steps: 2, global_batch: 2}}
+"""
+    )
+    page = tmp_path / "audit.html"
+    status, out, _ = run(str(config), "--near", "--json", "-", "--html", str(page), capsys=capsys)
+    report = json.loads(out)
+    (found,) = (each for each in report["findings"] if each["count"])
+    assert (status, found["check"], found["count"]) == (1, "repeated-across", 2)
+    assert found["by_source"] == {"eval_dataset": {"num_found": 2, "total": 6}}
+    assert found["examples"][0]["like"] == {"dataset": "chats", "sample_id": 18, "source": ""}
+    assert Page(page.read_text()).text.count("How does task number 18 end") == 4  # messages and tokens of both
+    assert report["near_s"] > 0
+
+
+@pytest.mark.parametrize("is_launch", [True, False])
+def test_samples_that_a_run_makes_are_refused_by_name(
+    is_launch: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = "{dataset_type: vision_iterable, dataset_path: /data/rows.jsonl, packing: true, packing_length: 64}"
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"dataset_config: {dataset}\ntrainer_args: {{max_steps: 1}}\n"
+        if is_launch
+        else f"dataset: {dataset}\nmodel: {{config: {{model_type: qwen2}}}}\n"
+        f"train: {{output_dir: {tmp_path}, max_steps: 2, global_batch: 2}}\n"
+    )
+    status, _, err = run(str(file), capsys=capsys)
+    assert status == 1
+    assert "the samples of dataset 'data' (dataset_type vision_iterable) are made by the run from /data/rows" in err
+    assert "convert the rows with lmms-stream convert, and audit the new folder" in err
+
+
 def test_a_path_that_is_no_dataset_is_an_error_that_says_what_to_do(
     masked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...cli.command import (
     add_command,
@@ -150,21 +150,31 @@ def _of_run(path: Path, overrides: Sequence[str], *, near: bool) -> list[Audited
     from ...plan.cursor import SOURCE
     from ...train.launch import RUN_LENGTHS, is_launch_file
     from ...train.run_config import RunConfig
-    from ..ledger.opening import model_positions, not_stored
+    from ..ledger.opening import model_positions
     from .report import AuditedDataset
 
     data = load_mapping(path, overrides, one_of=RUN_LENGTHS)
     if is_launch_file(data):
-        raise not_stored(SOURCE, str((data.get("dataset_config") or {}).get("dataset_type")))
+        said = data.get("dataset_config") or {}
+        raise _not_stored(SOURCE, said.get("dataset_type"), said.get("dataset_path"))
     config = build_config(RunConfig, data, source=str(path))
     configs: dict[str, DatasetConfig] = dict(config.datasets) if config.dataset is None else {SOURCE: config.dataset}
     if config.eval_dataset is not None:
         configs["eval_dataset" if "eval_dataset" not in configs else "eval_dataset (evaluated)"] = config.eval_dataset
     for name, each in configs.items():
         if each.source_type is not None:
-            raise not_stored(name, each.source_type)
+            raise _not_stored(name, each.source_type, getattr(each, "dataset_path", None))
     positions = model_positions(path, overrides)
     return [AuditedDataset.of(name, each.open(), positions=positions, near=near) for name, each in configs.items()]
+
+
+def _not_stored(name: str, dataset_type: Any, path: Any) -> ConfigError:
+    """Error for a dataset of LMMS Engine's config: its run makes the samples, at once or while it streams."""
+    return ConfigError(
+        f"the samples of dataset {name!r} (dataset_type {dataset_type}) are made by the run from {path or 'sources'}, "
+        "and audit reads stored samples: convert the rows with lmms-stream convert, and audit the new folder; existing "
+        "shards are audited by their path, with --tokenizer or --processor"
+    )
 
 
 # The report in a terminal
