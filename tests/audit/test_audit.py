@@ -15,6 +15,7 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.base import IGNORED_LABEL, Processor, labels_of
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.image import ImageProcessor
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.processors.preference import PreferenceProcessor
 from lmms_stream.processors.text import TextProcessor
@@ -469,6 +470,11 @@ def test_stored_tokens_are_audited_with_and_without_a_tokenizer(tmp_path: Path, 
     report = audit_of(str(tmp_path), None, tokenizer=str(tokenizer))
     assert found_in(report) == {"untrained-ends": 4}
     assert finding_of(report, "untrained-ends").total == 50
+    long = [np.arange(number, number + 100, dtype=np.int32) for number in (0, 200, 5, 400)]
+    write_samples(tmp_path / "long", [(ids, np.array([[0, 100]], np.int32)) for ids in long])
+    assert found_in(audit_of(str(tmp_path / "long"), None, near=True)) == {"near-duplicates": 1}
+    with pytest.raises(ConfigError, match="--near compares texts or tokens, and dataset chats holds image: leave"):
+        audited(str(tmp_path), ImageProcessor(), near=True)
 
 
 def pair(number: int, chosen: Messages, rejected: Messages) -> str:
@@ -491,7 +497,7 @@ def test_answers_to_compare_are_audited(tmp_path: Path, tokenizer: Path) -> None
     asked = [[*said("Yes."), question(number), *said("It ends.")] for number in (200, 201)]
     faults += [pair(102, *asked), pair(103, said("It is much longer here."), said("")), pair(104, [], said("a"))]
     url = write_rows(tmp_path / "faults", [*clean[1::2], *faults])
-    report = audit_of(url, processor)
+    report = audit_of(url, processor, near=True)
     assert found_in(report) == {
         "equal-answers": 2, "differing-prompts": 1, "empty-answers": 1, "length-bias": 21, "refused": 1,
     }  # fmt: skip

@@ -174,9 +174,10 @@ def audit(
     on_start(sum(each.num_read for each in totals))
     for total, of_dataset in zip(totals, tasks, strict=True):
         total.read(of_dataset, num_workers=num_workers, on_samples=on_samples)
-    are_repeated = _add_repeated(totals)
-    near_s = _add_near(totals, are_repeated) if any(each.near for each in datasets) else 0.0
-    return _report(totals, expected, comparing_s=near_s)
+    samples = _Samples(totals)
+    samples.add_repeated()
+    comparing_s = samples.add_near() if any(each.near for each in datasets) else 0.0
+    return _report(totals, expected, comparing_s=comparing_s)
 
 
 class _Totals:
@@ -301,63 +302,58 @@ class _Totals:
 
 
 class _Samples:
-    """All samples that were read, in the order of datasets and of their reading. numbers: of the datasets."""
+    """All samples that were read, in the order of datasets and of their reading."""
 
     def __init__(self, totals: Sequence[_Totals]):
         self._totals = totals
-        self.numbers = np.repeat(np.arange(len(totals)), [each.num_read for each in totals])
+        self._numbers = np.repeat(np.arange(len(totals)), [each.num_read for each in totals])  # of datasets
         self._sample_ids = np.concatenate([np.empty(0, np.int64), *(ids for each in totals for ids in each.sample_ids)])
+        self._are_repeated = np.zeros(len(self._numbers), np.bool_)
 
-    def add_repeats(
+    def add_repeated(self) -> None:
+        """Count samples equal to an earlier sample of their dataset, or to a sample of an earlier dataset."""
+        hashes = np.concatenate([np.empty(0, np.uint64), *(each for total in self._totals for each in total.hashes)])
+        for number in range(len(self._totals)):
+            own = np.flatnonzero(self._numbers == number)
+            later, firsts = repeated_of(hashes[own])
+            self._add("repeated", own[later], own[firsts], lambda *_: "equal to")
+        later, firsts = repeated_of(hashes)
+        across = self._numbers[later] != self._numbers[firsts]
+        self._add("repeated-across", later[across], firsts[across], lambda *_: "equal to")
+        self._are_repeated[later] = True
+
+    def add_near(self) -> float:
+        """Count samples similar to an earlier sample, of any dataset, and not repeated; return the seconds."""
+        begun = time.perf_counter()
+        sketches = np.zeros((len(self._numbers), NUM_HASHES), np.uint16)
+        at = 0
+        for total in self._totals:
+            while total.sketches:  # freed one after another
+                each = total.sketches.pop(0)
+                sketches[at : at + len(each)] = each
+                at += len(each)
+        sketches[self._are_repeated] = 0
+        later, earlier = similar_of(sketches)
+        self._add(
+            "near-duplicates",
+            later,
+            earlier,
+            lambda one, other: f"{similarity(sketches[one], sketches[other]):.0%} of the pieces like",
+        )
+        return time.perf_counter() - begun
+
+    def _add(
         self, check: str, later: NDArray[np.int64], earlier: NDArray[np.int64], how: Callable[[int, int], str]
     ) -> None:
         """Count samples at the indices `later` that repeat the samples at `earlier`. how: of a pair, in words."""
         for number, total in enumerate(self._totals):
-            own = np.flatnonzero(self.numbers[later] == number)
+            own = np.flatnonzero(self._numbers[later] == number)
             pairs = zip(later[own[:MAX_EXAMPLES]].tolist(), earlier[own[:MAX_EXAMPLES]].tolist(), strict=True)
             like = [(how(one, other), self._place(other)) for one, other in pairs]
             total.add_repeats(check, self._sample_ids[later[own]], like)
 
     def _place(self, index: int) -> Place:
-        return self._totals[int(self.numbers[index])].place(int(self._sample_ids[index]))
-
-
-def _add_repeated(totals: Sequence[_Totals]) -> NDArray[np.bool_]:
-    """Count samples equal to an earlier sample, of their dataset or of an earlier dataset; return a mask of them."""
-    samples = _Samples(totals)
-    hashes = np.concatenate([np.empty(0, np.uint64), *(each for total in totals for each in total.hashes)])
-    are_repeated = np.zeros(len(hashes), np.bool_)
-    for number in range(len(totals)):
-        own = np.flatnonzero(samples.numbers == number)
-        later, firsts = repeated_of(hashes[own])
-        samples.add_repeats("repeated", own[later], own[firsts], lambda *_: "equal to")
-        are_repeated[own[later]] = True
-    later, firsts = repeated_of(hashes)
-    across = samples.numbers[later] != samples.numbers[firsts]
-    samples.add_repeats("repeated-across", later[across], firsts[across], lambda *_: "equal to")
-    are_repeated[later] = True
-    return are_repeated
-
-
-def _add_near(totals: Sequence[_Totals], are_repeated: NDArray[np.bool_]) -> float:
-    """Count samples similar to an earlier sample, of any dataset, and not repeated; return the seconds."""
-    begun = time.perf_counter()
-    sketches = np.zeros((len(are_repeated), NUM_HASHES), np.uint16)
-    at = 0
-    for total in totals:
-        while total.sketches:  # freed one after another
-            each = total.sketches.pop(0)
-            sketches[at : at + len(each)] = each
-            at += len(each)
-    sketches[are_repeated] = 0
-    later, earlier = similar_of(sketches)
-    _Samples(totals).add_repeats(
-        "near-duplicates",
-        later,
-        earlier,
-        lambda one, other: f"{similarity(sketches[one], sketches[other]):.0%} of the pieces like",
-    )
-    return time.perf_counter() - begun
+        return self._totals[int(self._numbers[index])].place(int(self._sample_ids[index]))
 
 
 def _report(totals: Sequence[_Totals], expected: Collection[str], *, comparing_s: float) -> AuditReport:
