@@ -552,6 +552,8 @@ def test_samples_of_two_datasets_are_found_with_both_places(tmp_path: Path, chat
     found = finding_of(report, "repeated-across")
     assert (found.by_source, found.verdict) == ({"second": (3, 25)}, "wrong")
     assert found.examples[0] == ("second", 1, "", "equal to sample 7 of first", ("first", 7, ""))
+    within = [(each.dataset, each.sample_id) for each in finding_of(report, "repeated").examples]
+    assert within == [("first", 30), ("second", 3)]
     assert "repeated-across" not in {each.check for each in audit(datasets[:1], num_workers=1).findings}
 
 

@@ -350,7 +350,8 @@ class _Samples:
             own = np.flatnonzero(self._numbers[later] == number)
             pairs = zip(later[own[:MAX_EXAMPLES]].tolist(), earlier[own[:MAX_EXAMPLES]].tolist(), strict=True)
             like = [(how(one, other), self._place(other)) for one, other in pairs]
-            total.add_repeats(check, self._sample_ids[later[own]], like)
+            if len(own):
+                total.add_repeats(check, self._sample_ids[later[own]], like)
 
     def _place(self, index: int) -> Place:
         return self._totals[int(self._numbers[index])].place(int(self._sample_ids[index]))
