@@ -12,23 +12,23 @@ import torch
 from ..errors import WorkerError
 
 MEMORY = "/dev/shm"
-LEAST_BYTES = 1 << 18  # for locks and counts of workers; a full MEMORY would end processes by SIGBUS
+LEAST_BYTES = 1 << 18  # left after a tensor, for locks of workers
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of zeros in shared memory. Raises WorkerError for less than LEAST_BYTES.
+    """Return a tensor of zeros in shared memory. Raises WorkerError for too little memory.
 
     share_memory_() copies a tensor, with threads for large tensors. In a forked process the threads do not exist; the
     copy would never end if the parent had used the threads before.
     """
-    memory = os.statvfs(MEMORY)
-    if (num_bytes := memory.f_bavail * memory.f_frsize) < LEAST_BYTES:
+    num_bytes, memory = math.prod(shape) * dtype.itemsize, os.statvfs(MEMORY)
+    if (free := memory.f_bavail * memory.f_frsize) < num_bytes + LEAST_BYTES:
         raise WorkerError(
-            f"{MEMORY} has {num_bytes >> 10} of {memory.f_blocks * memory.f_frsize >> 10} KiB left, and loader workers "
-            f"need {LEAST_BYTES >> 10}: give the container more (docker run --shm-size 1g; Kubernetes: an emptyDir of "
-            f"medium Memory at {MEMORY}), or set num_workers to 0"
+            f"{MEMORY} has {free >> 10} of {memory.f_blocks * memory.f_frsize >> 10} KiB left, and loader workers "
+            f"need {num_bytes + LEAST_BYTES >> 10}: give the container more (docker run --shm-size 1g; Kubernetes: an "
+            f"emptyDir of medium Memory at {MEMORY}), or set num_workers to 0"
         )
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)
+    storage = torch.UntypedStorage._new_shared(num_bytes)
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
