@@ -24,9 +24,9 @@ def shared_zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     num_bytes, memory = math.prod(shape) * dtype.itemsize, os.statvfs(MEMORY)
     if (free := memory.f_bavail * memory.f_frsize) < num_bytes + LEAST_BYTES:
         raise WorkerError(
-            f"{MEMORY} has {free >> 10} of {memory.f_blocks * memory.f_frsize >> 10} KiB left, and datasets and loaders "
-            f"need {num_bytes + LEAST_BYTES >> 10}: give the container more (docker run --shm-size 1g; Kubernetes: an "
-            f"emptyDir of medium Memory at {MEMORY})"
+            f"{MEMORY} has {free >> 10} of {memory.f_blocks * memory.f_frsize >> 10} KiB left, and datasets and "
+            f"loaders need {num_bytes + LEAST_BYTES >> 10}: give the container more (docker run --shm-size 1g; "
+            f"Kubernetes: an emptyDir of medium Memory at {MEMORY})"
         )
     storage = torch.UntypedStorage._new_shared(num_bytes)
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
