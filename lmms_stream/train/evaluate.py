@@ -23,7 +23,7 @@ from .model.model import LogitsOf, PackedModel
 from .model.towers import check_text
 from .parts import TrainerParts
 from .report.metrics import objective_losses
-from .run.distributed import cpu_group, gather
+from .run.distributed import cpu_group, from_rank_0, gather, gather_objects
 from .run.settings import Packed
 from .tasks.steps import TaskSteps
 
@@ -180,7 +180,7 @@ class Predictions:
         """Return predictions of all ranks, by sample id: on rank 0 (None elsewhere), or on all. All ranks call this."""
         found: list[list[tuple[int, Arrays]]] = [[] for _ in range(self._world.world_size)]
         if on_all:
-            dist.all_gather_object(found, self._samples, group=cpu_group())
+            found = gather_objects(self._samples, self._world.world_size)
         else:
             dist.gather_object(self._samples, found if self._world.rank == 0 else None, group=cpu_group())
             if self._world.rank != 0:
@@ -196,18 +196,17 @@ def figures_of(
 
     All ranks call this.
     """
-    outcome: list[Any] = [None, None]
+    figures: dict[str, float] = {}
     failure: Exception | None = None
+    said = ""
     if dist.get_rank() == 0:
         try:
-            found = compute(made)
-            outcome[0] = {name.removeprefix(f"{prefix}_"): float(value) for name, value in found.items()}
+            figures = {name.removeprefix(f"{prefix}_"): float(value) for name, value in compute(made).items()}
         except Exception as error:  # noqa: BLE001  # raised on all ranks below
-            failure, outcome[1] = error, f"{type(error).__name__}: {error}"
-    dist.broadcast_object_list(outcome, src=0, group=cpu_group())
-    if outcome[1] is not None:
-        raise TrainingError(f"compute_metrics failed on rank 0 ({outcome[1]}): correct it") from failure
-    figures: dict[str, float] = outcome[0]
+            failure, said = error, f"{type(error).__name__}: {error}"
+    figures, said = from_rank_0((figures, said))
+    if said:
+        raise TrainingError(f"compute_metrics failed on rank 0 ({said}): correct it") from failure
     return figures
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from transformers.trainer_utils import TrainOutput
 
 from ..errors import ConfigError, TrainingError
@@ -18,7 +17,7 @@ from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .run.counts import StepReading, TrainedOn, Votes, agree
-from .run.distributed import cpu_group, seed_step
+from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
 from .trainer_state import state_of
@@ -315,8 +314,7 @@ class Loop:
     def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
         """Return the sample ids of all ranks, sorted. mine: (source, sample id) of this rank."""
         world, sources = self.trainer.world, self.trainer.loader.sources
-        gathered: list[list[tuple[str, int]]] = [[] for _ in range(world.world_size)]
-        dist.all_gather_object(gathered, list(mine), group=cpu_group())
+        gathered = gather_objects(list(mine), world.world_size)
         ids = sorted(sample for samples in gathered[:: world.replication] for sample in samples)
         return [f"{source}:{i}" if len(sources) > 1 else i for source, i in ids]
 

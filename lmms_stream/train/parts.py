@@ -35,7 +35,7 @@ from .report.metrics import Compilations, Meter
 from .report.run_log import RunLog
 from .run.callbacks import Callbacks
 from .run.counts import RunCounts
-from .run.distributed import cpu_group, gather
+from .run.distributed import cpu_group, from_rank_0, gather
 from .run.flow import Best
 from .run.mesh import Meshes, build_meshes
 from .run.optimizers import Average, adopt_optimizer, build_optimizer, groups_of, names_of_parameters
@@ -395,15 +395,14 @@ def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name:
         },
         shape=(core.num_samples, trainer.task.num_answers),  # type: ignore[attr-defined]  # a PreferenceTask has it
     )
-    told: list[Any] = [None, None]
+    told: tuple[Any, Any] = (None, None)
     if dist.get_rank() == 0:
         try:
             whole = files.read()
-            told = [whole, files.begin() if whole is None else None]
+            told = whole, files.begin() if whole is None else None
         except (LmmsStreamError, OSError) as error:
-            told = [error, None]
-    dist.broadcast_object_list(told, src=0, group=cpu_group())
-    whole, known = told
+            told = error, None
+    whole, known = from_rank_0(told)
     if isinstance(whole, Exception):
         raise whole
     if whole is None:
@@ -450,9 +449,8 @@ def _measured(
         if step % STEPS_AT_ONCE == 0:
             keep()
     keep()
-    told: list[Any] = [files.end() if is_first else None]
-    dist.broadcast_object_list(told, src=0, group=cpu_group())
-    whole: NDArray[np.float32] = told[0]
+    whole = from_rank_0(files.end() if is_first else None)
+    assert whole is not None
     return whole
 
 

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import CheckpointError
 from ..loader.loader import begin_stretch, stretch_of
@@ -19,7 +18,7 @@ from .checkpoint.store import checkpoints_url, refuse_theirs
 from .model.build import ModelConfig
 from .model.pretrained import unread_weights
 from .parts import Finish, TrainerParts
-from .run.distributed import cpu_group
+from .run.distributed import cpu_group, from_rank_0
 from .run.settings import TrainConfig
 
 logger = logging.getLogger("lmms_stream")
@@ -162,9 +161,7 @@ def model_to_fill(
         made = given.build_empty(Path(folder))
     if made is None:
         return None
-    told: list[Any] = [not _computed(made)]
-    dist.broadcast_object_list(told, src=0, group=cpu_group())
-    return finish(made) if told[0] else None
+    return finish(made) if from_rank_0(not _computed(made)) else None
 
 
 def model_to_share(trainer: TrainerParts, given: object, *, finish: Finish) -> torch.nn.Module:

@@ -67,6 +67,7 @@ MIXTRAL = {
     "seed": 3,
 }
 OF_MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.0}
+QWEN3_MOE = {"config": {"model_type": "qwen3_moe", **SIZES, **OF_MOE, "num_experts": 4, "head_dim": 8}, "seed": 3}
 OF_GLM = {**OF_MOE, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 OF_DEEPSEEK = {
     **OF_GLM, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
@@ -103,8 +104,8 @@ PACKED: dict[str, dict[str, Any]] = {
     "mixed whole": {"model": gpt_oss(), "train": {"bf16": True}},
 }
 if IS_5:  # with a plan since then, and experts that all tokens share
+    PACKED["qwen3_moe"] = {"model": QWEN3_MOE, "train": EP}
     for kind, fields in (
-        ("qwen3_moe", {**OF_MOE, "num_experts": 4, "head_dim": 8}),
         ("deepseek_v3", OF_DEEPSEEK),
         ("glm4_moe", {**OF_GLM, "head_dim": 8}),
     ):

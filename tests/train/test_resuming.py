@@ -29,7 +29,8 @@ def run(tmp_path: Path) -> Path:
         (
             "optim=adamw",
             "optim=muon",
-            r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, ",
+            r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, exp_avg_sq, step, now momentum_buffer, "
+            r"for example of model\.layers\.",
         ),
         ("optim=adamw", "optim=sgd", r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)"),
         ("optim=sgd", "optim=adamw", r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)"),

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from ...converters.convert import convert
 from ...converters.report import ConvertReport
 from ...converters.rows.options import SchemaOptions
@@ -30,7 +28,7 @@ from ...processors.text import TokensProcessor
 from ...processors.tokenizers import FastTokenizer, digest
 from ...storage.failures import disk_errors
 from ...storage.locks import locked, wait_for_other
-from ...train.run.distributed import cpu_group
+from ...train.run.distributed import from_rank_0
 from ...types import World
 from .answer_rows import AnswersProcessor, AnswersReader, as_chat, media_processor
 from .rows import RowSettings, RowTokenizer
@@ -117,12 +115,7 @@ class Conversion:
 
     def _agreed(self, folder: Path) -> Path:
         """Return rank 0's folder: a dataset with unhashable transforms has another fingerprint on each rank."""
-        if self.world.world_size == 1:
-            return folder
-        agreed: list[Any] = [folder]
-        dist.broadcast_object_list(agreed, src=0, group=cpu_group())
-        found: Path = agreed[0]
-        return found
+        return folder if self.world.world_size == 1 else from_rank_0(folder)
 
     def _convert_once(self, dataset: Any, folder: Path, name: str) -> None:
         with disk_errors(str(folder)):

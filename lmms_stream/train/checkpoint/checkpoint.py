@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from ...errors import CheckpointError, LmmsStreamError
 from ...storage.local import LocalStorage
+from ..run.distributed import from_rank_0
 from ..run.optimizers import Average
 from .resume import Resumable, find_checkpoint, on_all_ranks, on_rank_0
 from .store import (
@@ -170,9 +171,7 @@ class Checkpointer:
                     f"({error.strerror}): name a folder that all nodes share, or a URL, as train.checkpoint_dir"
                 ) from error
 
-        names: list[str] = [name]
-        dist.broadcast_object_list(names, src=0, group=self._group)
-        (name,) = names
+        name = from_rank_0(name, self._group)
         try:
             on_rank_0(look, self._group)
             on_all_ranks(lambda: None if self.rank == 0 else look(), self._group)

@@ -19,15 +19,28 @@ from ...errors import CheckpointError, ConfigError, LmmsStreamError, StorageErro
 from ...storage.failures import disk_errors
 from ..model.adapters import adapter_of
 from ..model.build import DIFFUSERS_CLASS, config_of
-from ..run.distributed import cpu_group
-from .export_adapter import save_adapter
-from .store import ADAPTER_NAME, BASE_CONFIGS, Dtype
-from .weight_files import save_config, write_weights
+from ..run.distributed import from_rank_0
+from .export_adapter import save_adapter, write_adapter
+from .store import (
+    ADAPTER_NAME,
+    BASE_CONFIGS,
+    CHECKPOINTS_NAME,
+    METADATA_NAME,
+    MODEL_FOLDER,
+    TIED,
+    Checkpoint,
+    Dtype,
+    Target,
+    folder_name,
+    open_target,
+    read_checkpoint,
+    split_path,
+)
+from .tensors import files_with, read_metadata, read_tensors, stored_tensors
+from .weight_files import chosen, empty_model, of_average, save_config, weights_or_average, write_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from .store import Checkpoint, Target
 
 
 MARKER_NAME = "export.json"  # lists the files of an export; another export may replace them
@@ -39,8 +52,6 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
     tokenizer: folder or hub id of a tokenizer, or of a processor with a tokenizer. Raises ConfigError if loading fails.
     """
     from transformers.dynamic_module_utils import custom_object_save
-
-    from .store import MODEL_FOLDER
 
     if is_plain(model):
         return {f"{MODEL_FOLDER}/config.json": plain_config(model)}
@@ -107,10 +118,6 @@ def export_checkpoint(
     as peft's folder. average: write the average of the weights. trust_remote_code: run the model's own Python files,
     stored in the checkpoint.
     """
-    from .export_adapter import write_adapter
-    from .store import METADATA_NAME, MODEL_FOLDER, open_target, read_checkpoint, split_path
-    from .weight_files import empty_model
-
     out = Path(out)
     check_out(out)
     folder, step = split_path(str(checkpoint))
@@ -144,8 +151,6 @@ def export_checkpoint(
 
 def _those_of(run: str) -> str:
     """Return a remedy with the checkpoints of a run: in this folder, or in the folder of checkpoints below."""
-    from .store import CHECKPOINTS_NAME, folder_name, open_target
-
     for folder in (run.rstrip("/"), f"{run.rstrip('/')}/{CHECKPOINTS_NAME}"):
         with TemporaryDirectory() as staging:
             steps = open_target(folder, staging=Path(staging)).candidates()
@@ -186,12 +191,6 @@ def _write_weights(
 
     The model is cast to the type of the first floating-point weight. From a store, only files with weights are fetched.
     """
-    import torch
-
-    from .store import METADATA_NAME
-    from .tensors import files_with, read_metadata, read_tensors, stored_tensors
-    from .weight_files import chosen, save_config, weights_or_average, write_weights
-
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
     stored = stored_tensors(metadata, "model.")
     if missing := sorted(model.state_dict().keys() - stored.keys()):
@@ -225,7 +224,7 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
     """
     adapter = adapter_of(model)
     tensors = _Gathered(model, None if adapter is None else adapter.tensors)
-    failure: list[LmmsStreamError | None] = [None]
+    failure: LmmsStreamError | None = None
     if dist.get_rank() == 0:
         try:
             with disk_errors(str(out)):
@@ -242,15 +241,14 @@ def save_folder(model: Any, out: Path, files: Mapping[str, bytes]) -> None:
                         (out / name).parent.mkdir(exist_ok=True)
                         (out / name).write_bytes(data)
         except LmmsStreamError as error:
-            failure = [error]
+            failure = error
         except Exception as error:  # noqa: BLE001  # transformers raises many kinds of errors, and the other ranks wait
-            failure = [StorageError(f"{out}: the model cannot be written: {' '.join(str(error).split())[:300]}")]
+            failure = StorageError(f"{out}: the model cannot be written: {' '.join(str(error).split())[:300]}")
         tensors.end()
     else:
         tensors.serve()
-    dist.broadcast_object_list(failure, src=0, group=cpu_group())
-    if failure[0] is not None:
-        raise failure[0]
+    if (failure := from_rank_0(failure)) is not None:
+        raise failure
 
 
 def _save_pretrained(model: Any, out: Path, tensors: _Gathered) -> None:
@@ -282,21 +280,18 @@ class _Gathered:
 
     def gather(self, names: list[str]) -> dict[str, torch.Tensor]:
         """Return these tensors on the CPU; only rank 0 calls this."""
-        dist.broadcast_object_list([names], src=0, group=cpu_group())
+        from_rank_0(names)
         return {name: self._whole(name).cpu() for name in names}
 
     def end(self) -> None:
         """End the requests; only rank 0 calls this."""
-        dist.broadcast_object_list([None], src=0, group=cpu_group())
+        from_rank_0(None)
 
     def serve(self) -> None:
         """Take part in the requests of rank 0 until the end."""
-        while True:
-            asked: list[Any] = [None]
-            dist.broadcast_object_list(asked, src=0, group=cpu_group())
-            if asked[0] is None:
-                return
-            for name in asked[0]:
+        asked: list[str] | None = []
+        while (asked := from_rank_0(asked)) is not None:
+            for name in asked:
                 self._whole(name)
 
     def _whole(self, name: str) -> torch.Tensor:
@@ -346,11 +341,6 @@ def write_plain_weights(
     made: Path, found: Checkpoint, target: Target, *, stem: str, dtype: Dtype | None, average: bool
 ) -> None:
     """Write a checkpoint's weights to the folder `made`, by their names in the checkpoint; see export_checkpoint."""
-    from ...errors import CheckpointError
-    from .store import METADATA_NAME, TIED
-    from .tensors import files_with, read_metadata, read_tensors, stored_tensors
-    from .weight_files import chosen, of_average, write_weights
-
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
     stored, averaged = stored_tensors(metadata, "model."), stored_tensors(metadata, "average.")
     if average and not averaged:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ...errors import CheckpointError, LmmsStreamError
+from ..run.distributed import from_rank_0
 from .store import (
     ADAPTER_NAME,
     MODEL_FOLDER,
@@ -132,13 +133,10 @@ def _read_configs(found: Resumable) -> dict[str, bytes]:
 
 def on_rank_0(action: Callable[[], T], group: dist.ProcessGroup) -> T:
     """Run the action on rank 0; return the result, or raise the error, on all ranks."""
-    outcome: list[Any] = [None]
-    if dist.get_rank() == 0:
-        outcome = [_attempt(action)]
-    dist.broadcast_object_list(outcome, src=0, group=group)
-    if isinstance(outcome[0], LmmsStreamError):
-        raise outcome[0]
-    result: T = outcome[0]
+    outcome = from_rank_0(_attempt(action) if dist.get_rank() == 0 else None, group)
+    if isinstance(outcome, LmmsStreamError):
+        raise outcome
+    result: T = outcome  # type: ignore[assignment]
     return result
 
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 
 from ...config import section_of, with_new_keys
@@ -26,7 +25,7 @@ from ...storage.storage import Storage, open_storage
 from ...version import VERSION
 from ..model.adapters import adapter_of
 from ..model.build import config_of
-from ..run.distributed import cpu_group
+from ..run.distributed import from_rank_0
 from ..run.optimizers import Average
 from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
@@ -88,10 +87,9 @@ class RunSaver:
                 check_out(self._export_average)
 
     def __enter__(self) -> RunSaver:
-        told = [self._own_folders() if self._checkpointer.rank == 0 else None]
-        dist.broadcast_object_list(told, src=0, group=cpu_group())
-        if told[0] is not None:
-            raise TrainingError(told[0])
+        holder = from_rank_0(self._own_folders() if self._checkpointer.rank == 0 else None)
+        if holder is not None:
+            raise TrainingError(holder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -256,7 +254,6 @@ def fingerprint_of(model: PreTrainedModel, settings: TrainConfig) -> dict[str, A
 
     The cursor has the plans of the data.
     """
-    import torch
     import transformers
 
     versions = {"lmms_stream": VERSION, "torch": str(torch.__version__), "transformers": transformers.__version__}
@@ -344,8 +341,6 @@ def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _defaults() -> dict[str, Any]:
     """Return the defaults of settings, in the form of a checkpoint."""
-    from ..run.settings import TrainConfig
-
     made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))
     plain = _flat(json.loads(json.dumps(made, default=str)))
     return {name: value for name, value in plain.items() if name not in {"output_dir", "global_batch", "max_steps"}}

@@ -129,10 +129,12 @@ def other_optimizer(metadata: Metadata, values: Tensors, *, is_renamed: bool) ->
     both = [each for each in stored if each in ours]
     if stored and not both and ours:
         return None  # other parameters are trained
-    if all(stored[each] == ours[each] for each in both) and (both or not (stored or (ours and is_renamed))):
+    differing = [each for each in both if stored[each] != ours[each]]
+    if not differing and (both or not (stored or (ours and is_renamed))):
         return None
-    kinds = [", ".join(sorted(set().union(*each.values()))) or "no state" for each in (stored, ours)]
-    return f"{kinds[0]}, now {kinds[1]}"
+    kinds = [set().union(*(states[each] for each in differing or states)) for states in (stored, ours)]
+    before, now = (", ".join(sorted(each)) or "no state" for each in kinds)
+    return f"{before}, now {now}" + (f", for example of {differing[0]}" if differing else "")
 
 
 def read_metadata(folder: Path) -> Metadata:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import xxhash
 
 from ...errors import ConfigError, LmmsStreamError
-from ..run.distributed import cpu_group
+from ..run.distributed import from_rank_0
 from .pretrained import PretrainedTensors
 
 if TYPE_CHECKING:
@@ -147,9 +147,8 @@ def record_base(model: torch.nn.Module) -> None:
     """
     if (adapter := adapter_of(model)) is None:
         return
-    digests = [base_digest(model, adapter) if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(digests, src=0, group=cpu_group())
-    setattr(model, _ATTRIBUTE, replace(adapter, base=digests[0]))
+    base = from_rank_0(base_digest(model, adapter) if dist.get_rank() == 0 else "")
+    setattr(model, _ATTRIBUTE, replace(adapter, base=base))
 
 
 def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedTensors | None = None) -> str:
@@ -163,9 +162,14 @@ def base_digest(model: torch.nn.Module, adapter: Adapter, *, unread: PretrainedT
             continue
         tensor = each if unread is None or name_under(name) not in unread else unread.read(name_under(name))
         if not tensor.is_meta:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            add_tensor(digest, name, tensor)
     return digest.hexdigest()
+
+
+def add_tensor(digest: xxhash.xxh3_64, name: str, tensor: torch.Tensor) -> None:
+    """Add name, dtype, shape and bytes of a tensor to a digest."""
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def name_under(name: str) -> str:

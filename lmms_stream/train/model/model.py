@@ -202,6 +202,9 @@ class PackedModel(torch.nn.Module):
     def ends(self) -> tuple[torch.nn.Embedding | torch.nn.Linear, ...]:
         """Embedding and head as units of FSDP: () if they share a parameter, or have hooks or parts of their own.
 
+        A shared parameter is used at both ends of a pass: the root keeps it gathered, as its own unit would. The final
+        norm stays in the root: a unit with the head would save the gather of a few KB, and need both in each pass.
+
         Of models with towers only the head: ranks with and without media run the towers and the embedding in different
         orders, and gather them in these orders.
         """

@@ -19,8 +19,9 @@ from ...errors import ConfigError
 from ...freed_memory import give_back_memory
 from ...registry import imported
 from ...versions.transformers import checkpoint_activations, in_float32
-from ..run.distributed import cpu_group, gather
+from ..run.distributed import from_rank_0, gather
 from ..run.mesh import Meshes
+from ..run.optimizers import local
 from ..run.precision import check_formats, with_float32
 from ..run.settings import TrainConfig
 from .adapters import record_base
@@ -318,19 +319,16 @@ def _part(
     unread: PretrainedTensors | None,
 ) -> torch.Tensor:
     """Return this rank's part of a tensor that rank 0 holds or reads; a buffer whole."""
-    whole = _whole(full_name, source, unread) if dist.get_rank() == 0 else torch.empty_like(source, device=device)
-    whole = whole.to(device)
+    if dist.get_rank() == 0:
+        name = _name_in_files(full_name)
+        whole = (source.detach() if unread is None or name not in unread else unread.read(name)).to(device)
+    else:
+        whole = torch.empty_like(source, device=device)
     if isinstance(tensor, DTensor):
         return distribute_tensor(whole, tensor.device_mesh, tensor.placements)
     whole = whole.contiguous()
     dist.broadcast(whole, src=0)
     return whole
-
-
-def _whole(full_name: str, source: torch.Tensor, unread: PretrainedTensors | None) -> torch.Tensor:
-    """Return a tensor of rank 0, read from its file if still unread."""
-    name = _name_in_files(full_name)
-    return source.detach() if unread is None or name not in unread else unread.read(name)
 
 
 def _name_in_files(full_name: str) -> str:
@@ -360,9 +358,7 @@ def _check(weights: dict[str, torch.Tensor], *, is_filled_later: bool, unread: P
         and not (is_filled_later and isinstance(tensor, torch.nn.Parameter))
         and (unread is None or _name_in_files(name) not in unread)
     ]
-    of_first: list[Any] = [mine, missing]
-    dist.broadcast_object_list(of_first, src=0, group=cpu_group())
-    theirs, missing = of_first
+    theirs, missing = from_rank_0((mine, missing))
     if missing:
         raise ConfigError(
             f"the model of rank 0 has no weights for {missing[0]}: build it on the CPU, or with ModelConfig.build"
@@ -417,7 +413,7 @@ def accumulation_of(
     gathered_bytes = sum(each.numel() for each in model.parameters()) * (2 if config.bf16 else 4)
     gradient_bytes = sum(each.numel() for each in trained) * 4
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    free_bytes -= sum(map(_num_own, trained)) * _STATES
+    free_bytes -= sum(local(each).numel() for each in trained) * _STATES
     fit_gradients, fit_both = (
         gather([fits(gradient_bytes, free_bytes), fits(gradient_bytes + gathered_bytes, free_bytes)], world_size)
         .all(dim=0)
@@ -445,11 +441,6 @@ def fits(num_bytes: int, free_bytes: int) -> bool:
     (True, False)
     """
     return num_bytes <= MEMORY_SHARE * free_bytes
-
-
-def _num_own(parameter: torch.Tensor) -> int:
-    local = getattr(parameter, "to_local", None)
-    return int(local().numel() if local is not None else parameter.numel())
 
 
 # Zero gradients for parameters that a rank did not use.

@@ -15,14 +15,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
-import torch.distributed as dist
-
 from ...errors import LmmsStreamError
 from ...loader.loader import PackedLoader
 from ...plan.cursor import Cursor
 from ...plan.source_ranges import SourceRange
 from ...types import Batch
-from ..run.distributed import cpu_group
+from ..run.distributed import from_rank_0
 from ..run.settings import TrainConfig
 
 ALERTS = "alerts"  # the key of a record
@@ -293,9 +291,7 @@ def rows_of(ids: Sequence[Any], loader: PackedLoader) -> list[str]:
 
     ids: in the form of records, with the source if a run has several sources.
     """
-    told = [_read(ids, loader) if loader.world.rank == 0 else []]
-    dist.broadcast_object_list(told, src=0, group=cpu_group())
-    return told[0]
+    return from_rank_0(_read(ids, loader) if loader.world.rank == 0 else [])
 
 
 def _read(ids: Sequence[Any], loader: PackedLoader) -> list[str]:

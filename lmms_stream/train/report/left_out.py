@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch.distributed as dist
-
 from ...errors import TrainingError
 from ...loader.drop_list import read_left_out, write_left_out
 from ...loader.loader import PackedLoader
@@ -15,7 +13,7 @@ from ...plan.left_out import LeftOut, LeftOutSample
 from ...plan.pack_plan import PackPlan
 from ...types import Batch, World
 from ..run.counts import RunCounts
-from ..run.distributed import cpu_group
+from ..run.distributed import gather_objects
 from ..run.settings import TrainConfig
 
 LEFT_OUT_FOLDER = "left_out"  # in the output_dir: samples quarantined by workers
@@ -62,9 +60,7 @@ class RunLeftOut:
         self._merge(found, counts)
 
     def _merge(self, mine: LeftOut, counts: RunCounts) -> None:
-        lists: list[LeftOut] = [LeftOut() for _ in range(self._world.world_size)]
-        dist.all_gather_object(lists, mine, group=cpu_group())
-        merged = self._known.merge(lists)
+        merged = self._known.merge(gather_objects(mine, self._world.world_size))
         new = [each for each in merged.samples if self._known.get(each.source, each.sample_id) is None]
         if new:
             self._known = merged

@@ -221,33 +221,17 @@ def objective_losses(
     summed: for each objective the sums by source, then the units by source, see source_losses. units: of each objective
     in all sources.
     """
-    every = list(zip(objectives, summed, units, strict=True))
-    told = {}
-    for each, (losses, counts), count in every:
-        if each.is_figure and count:
-            of_sources = source_losses(sources, [*losses, *counts])
-            told[each.name] = sum(losses) / count
-            told |= {f"{each.name}{key.removeprefix('loss')}": value for key, value in of_sources.items()}
-    named, sums, counts_of = zip(*(found for found in every if not found[0].is_figure), strict=True)
-    return _losses(named, sources, sums, counts_of) | told
-
-
-def _losses(
-    objectives: Sequence[Logged],
-    sources: Sequence[str],
-    summed: Sequence[Sequence[Sequence[float]]],
-    units: Sequence[float],
-) -> dict[str, float]:
-    """Return the losses of objectives without figures, see objective_losses."""
-    means = [sum(losses) / max(1, count) for (losses, _), count in zip(summed, units, strict=True)]
-    if len(objectives) == 1:
-        ((losses, counts),) = summed
-        return {"loss": means[0], **source_losses(sources, [*losses, *counts])}
-    figures = {"loss": sum(each.weight * mean for each, mean in zip(objectives, means, strict=True))}
-    for each, mean, (losses, counts) in zip(objectives, means, summed, strict=True):
-        figures[f"loss/{each.name}"] = mean
+    trained = [each for each in objectives if not each.is_figure]
+    figures: dict[str, float] = {}
+    for each, (losses, counts), count in zip(objectives, summed, units, strict=True):
+        if each.is_figure and not count:
+            continue
+        name = each.name if each.is_figure else f"loss/{each.name}" if len(trained) > 1 else "loss"
+        figures[name] = sum(losses) / max(1, count)
         of_sources = source_losses(sources, [*losses, *counts])
-        figures |= {f"loss/{each.name}{key.removeprefix('loss')}": loss for key, loss in of_sources.items()}
+        figures |= {f"{name}{key.removeprefix('loss')}": loss for key, loss in of_sources.items()}
+    if len(trained) > 1:
+        figures["loss"] = sum(each.weight * figures[f"loss/{each.name}"] for each in trained)
     return figures
 
 

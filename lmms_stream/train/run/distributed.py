@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from ...errors import ConfigError, LmmsStreamError, TrainingError
 from ...types import World, nodes_of_ranks
 
+T = TypeVar("T")
 _LOST_RANK = ("gloo/transport/", "Application timeout caused pair closure")  # gloo raises plain RuntimeErrors
 _made: dist.ProcessGroup | None = None  # the process group created by init_distributed
 _told: dist.ProcessGroup | None = None  # a foreign process group whose other timeout was logged
@@ -155,6 +156,13 @@ def seed_step(seed: int, *, step: int, group: int) -> None:
 def is_lost_rank(error: RuntimeError) -> bool:
     """Return whether torch raised this error because another rank ended or missed a collective."""
     return isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST_RANK)
+
+
+def from_rank_0(value: T, group: dist.ProcessGroup | None = None) -> T:
+    """Return rank 0's value, a picklable one, on all ranks; all ranks call this. group: default cpu_group()."""
+    told = [value]
+    dist.broadcast_object_list(told, src=0, group=group or cpu_group())
+    return told[0]
 
 
 def gather_objects(value: object, world_size: int) -> list[Any]:

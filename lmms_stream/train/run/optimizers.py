@@ -254,7 +254,7 @@ class Muon(torch.optim.Optimizer):
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
         """Update matrices as torch.optim.Muon does, those of one shape together."""
         for num_before, alike in _alike(parameters):
-            own, cuts = [_local(each) for each in alike], cuts_of(alike[0])
+            own, cuts = [local(each) for each in alike], cuts_of(alike[0])
             averaged = torch.stack(self._averaged(alike, group)).to(torch.bfloat16)
             matrices = averaged.flatten(0, -3)  # [n, rows, columns]: this rank's parts
             made = orthogonal_each(matrices, cuts, steps=group["ns_steps"], num_before=num_before)
@@ -269,8 +269,8 @@ class Muon(torch.optim.Optimizer):
             assert each.grad is not None
             if "momentum_buffer" not in self.state[each]:
                 self.state[each]["momentum_buffer"] = torch.zeros_like(each.grad)
-            gradients.append(_local(each.grad))
-            averages.append(_local(self.state[each]["momentum_buffer"]))
+            gradients.append(local(each.grad))
+            averages.append(local(self.state[each]["momentum_buffer"]))
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         return [*torch._foreach_lerp(gradients, averages, group["momentum"])] if group["nesterov"] else averages
 
@@ -416,8 +416,8 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         """Update the average after a step: decay * average + (1 - decay) * weights, in a fused operation."""
-        weights = [_local(each).to(torch.float32) for each in self._parameters.values()]
-        self._move([_local(each) for each in self.tensors.values()], weights, 0)
+        weights = [local(each).to(torch.float32) for each in self._parameters.values()]
+        self._move([local(each) for each in self.tensors.values()], weights, 0)
 
     @torch.no_grad()
     def begin(self, names: set[str]) -> None:
@@ -426,7 +426,8 @@ class Average:
             self.tensors[name].copy_(self._parameters[name])
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, in the same memory; another tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

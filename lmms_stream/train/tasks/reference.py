@@ -25,11 +25,12 @@ from ...storage.local import LocalStorage
 from ...storage.locks import temporary_name
 from ...storage.storage import Storage
 from ...types import Batch
-from ..model.adapters import adapter_of, without_adapter
+from ..model.adapters import adapter_of, add_tensor, without_adapter
 from ..model.choice import evaluating
 from ..model.model import PackedModel
 from ..model.sharding import reshard
-from ..run.distributed import cpu_group
+from ..run.distributed import from_rank_0
+from ..run.optimizers import local
 
 # Log-probabilities of answers: of each sequence of a batch, summed over tokens trained on.
 
@@ -110,12 +111,8 @@ def weights_digest(model: PackedModel) -> str:
         value = parameter.detach()
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         if dist.get_rank() == 0:
-            digest.update(f"{name} {whole.dtype} {tuple(whole.shape)}".encode())
-            values: Any = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(values)
-    told = [digest.hexdigest()]
-    dist.broadcast_object_list(told, src=0, group=cpu_group())
-    return told[0]
+            add_tensor(digest, name, whole)
+    return from_rank_0(digest.hexdigest())
 
 
 def check_adapter(model: PackedModel) -> None:
@@ -293,7 +290,8 @@ class FrozenWeights:
         self._model, self.digest = model, weights_digest(model)
         self._has_adapter = adapter_of(model.model) is not None
         trained = [each for each in model.parameters() if each.requires_grad] if keeps and not self._has_adapter else []
-        self._pairs = [(_local(each), _local(each).clone()) for each in trained]
+        parts = [local(each.detach()) for each in trained]
+        self._pairs = [(each, each.clone()) for each in parts]
 
     def log_probs(self, passes: Passes) -> OfPacks:
         """See Reference."""
@@ -317,9 +315,3 @@ class FrozenWeights:
             before = trained.clone()
             trained.copy_(kept)
             kept.copy_(before)
-
-
-def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return the memory of this rank's part."""
-    value = parameter.detach()
-    return value.to_local() if isinstance(value, DTensor) else value
