@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.storage.storage import open_storage
-from lmms_stream.train.checkpoint import tensors, weight_files
+from lmms_stream.train.checkpoint import export, weight_files
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files, save_folder
 from lmms_stream.train.checkpoint.tensors import read_tensors
@@ -167,7 +167,7 @@ def test_an_export_holds_few_tensors_at_a_time(data: Path, tmp_path: Path, monke
         read.append([weakref.ref(each) for each in given])
         read_tensors(folder, values, **options)
 
-    monkeypatch.setattr(tensors, "read_tensors", reading)
+    monkeypatch.setattr(export, "read_tensors", reading)
     export_checkpoint(checkpoint, tmp_path / "model")
     assert len(read) > 5
 

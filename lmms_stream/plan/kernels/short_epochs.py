@@ -57,7 +57,7 @@ class Rules(NamedTuple):
 
 
 class BestFit(Rules):
-    """Rules of best_fit. Each strategy has a type of its own, so that only the loops of the used strategy compile."""
+    """Rules of best_fit. Each strategy has a type: numba compiles only the loops of the used strategy."""
 
 
 class WindowN(Rules):

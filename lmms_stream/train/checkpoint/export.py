@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -36,8 +37,8 @@ from .store import (
     read_checkpoint,
     split_path,
 )
-from .tensors import files_with, read_metadata, read_tensors, stored_tensors
-from .weight_files import chosen, empty_model, of_average, save_config, weights_or_average, write_weights
+from .tensors import files_with, read_metadata, read_tensors, stored_tensors, tied_names
+from .weight_files import chosen, empty_model, save_config, weights_or_average, write_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -195,21 +196,24 @@ def _write_weights(
     stored = stored_tensors(metadata, "model.")
     if missing := sorted(model.state_dict().keys() - stored.keys()):
         raise CheckpointError(f"{found.where} lacks {missing[0]} and {len(missing) - 1} more tensors of its model")
-    weights: dict[str, torch.Tensor] = {}
-    for name in model.state_dict():
-        as_stored = stored[name].properties.dtype
-        wanted_dtype = getattr(torch, dtype) if dtype and as_stored.is_floating_point else as_stored
-        weights[name] = torch.empty(stored[name].size, dtype=wanted_dtype, device="meta")
+    weights = _empty({name: stored[name] for name in model.state_dict()}, dtype)
     main_dtype: Any = next(each.dtype for each in weights.values() if each.is_floating_point())
     model.to(main_dtype)
     saved = save_config(model, made, weights)
-    choice = weights_or_average(metadata, found, model, average=average)
+    choice = weights_or_average(metadata, found, model.state_dict(), tied=tied_names(model), average=average)
     folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(saved.sources))))
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
         read_tensors(folder, chosen(choice, tensors), metadata=metadata)
 
     write_weights(made, saved.empty, saved.filled_by(fill))
+
+
+def _empty(stored: Mapping[str, TensorStorageMetadata], dtype: Dtype | None) -> dict[str, torch.Tensor]:
+    """Return tensors without values, on the meta device; floating-point ones in the wanted type, if any."""
+    types = {name: each.properties.dtype for name, each in stored.items()}
+    wanted = {name: getattr(torch, dtype) if dtype and each.is_floating_point else each for name, each in types.items()}
+    return {name: torch.empty(each.size, dtype=wanted[name], device="meta") for name, each in stored.items()}
 
 
 # The current model -> a folder, by all ranks. Rank 0 gathers a few tensors at a time from the other ranks, and writes.
@@ -342,16 +346,9 @@ def write_plain_weights(
 ) -> None:
     """Write a checkpoint's weights to the folder `made`, by their names in the checkpoint; see export_checkpoint."""
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
-    stored, averaged = stored_tensors(metadata, "model."), stored_tensors(metadata, "average.")
-    if average and not averaged:
-        raise CheckpointError(f"{found.where} holds no average of its weights: train with ema_decay, or export without")
-    choice = of_average(stored, averaged if average else (), found.state.get(TIED, {}))
+    stored = stored_tensors(metadata, "model.")
+    choice = weights_or_average(metadata, found, stored, tied=found.state.get(TIED, {}), average=average)
     folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(stored))))
-    weights = {}
-    for name, each in stored.items():
-        of_stored = each.properties.dtype
-        wanted = getattr(torch, dtype) if dtype and of_stored.is_floating_point else of_stored
-        weights[name] = torch.empty(each.size, dtype=wanted, device="meta")
 
     def fill(tensors: dict[str, torch.Tensor]) -> None:
         read_tensors(folder, chosen(choice, tensors), metadata=metadata)
@@ -359,4 +356,4 @@ def write_plain_weights(
         for name, tensor in tensors.items():
             tensor.copy_(filled[choice[name]])
 
-    write_weights(made, weights, fill, stem=stem)
+    write_weights(made, _empty(stored, dtype), fill, stem=stem)

@@ -17,7 +17,7 @@ from ...versions.transformers import without_progress
 from ..model.adapters import Adapter, adapter_of, add_adapter, base_digest, name_under, peft_model, take_adapter
 from ..model.pretrained import PretrainedTensors, WholeOnlyError, find_tensors
 from .store import ADAPTER_NAME, BASE_CONFIGS, METADATA_NAME, Checkpoint, Dtype, Target
-from .tensors import files_with, read_metadata, read_tensors, stored_tensors
+from .tensors import files_with, read_metadata, read_tensors, stored_tensors, tied_names
 from .weight_files import chosen, empty_model, model_class_of, save_config, weights_or_average, write_weights
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _reader(
     stored = stored_tensors(metadata, "model.")
     if missing := sorted(adapter.tensors.keys() - stored.keys()):
         raise CheckpointError(f"{found.where} lacks {missing[0]} and {len(missing) - 1} more tensors of its adapter")
-    choice = weights_or_average(metadata, found, model, average=average)
+    choice = weights_or_average(metadata, found, model.state_dict(), tied=tied_names(model), average=average)
     folder = target.fetch(found, files_with(metadata, chosen(choice, dict.fromkeys(adapter.tensors))))
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:

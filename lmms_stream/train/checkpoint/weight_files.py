@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ from ...storage.failures import disk_errors
 from ...versions.transformers import KEEPS_NAMES, as_in_files, without_progress
 from ..model.build import class_of_family, class_of_slow_frames
 from .store import Checkpoint
-from .tensors import Tensors, stored_tensors, tied_names
+from .tensors import Tensors, stored_tensors
 
 # The configs of a transformers folder, and the weights by their names in files.
 
@@ -217,19 +217,18 @@ def _parts(weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
 Choice = Mapping[str, tuple[str, str]]  # name in the model -> part of the checkpoint, and name in this part
 
 
-def weights_or_average(metadata: Metadata, found: Checkpoint, model: torch.nn.Module, *, average: bool) -> Choice:
-    """Return the choice for a state_dict. Frozen weights have no average; CheckpointError without any average."""
-    names = list(model.state_dict())
+def weights_or_average(
+    metadata: Metadata, found: Checkpoint, names: Iterable[str], *, tied: Mapping[str, str], average: bool
+) -> Choice:
+    """Return the choice for names in a model. Frozen weights have no average; CheckpointError without any average.
+
+    tied: see tied_names; tied names share the average of the first.
+    """
     if not average:
         return {name: ("model", name) for name in names}
     averaged = stored_tensors(metadata, "average.")
     if not averaged:
         raise CheckpointError(f"{found.where} holds no average of its weights: train with ema_decay, or export without")
-    return of_average(names, averaged, tied_names(model))
-
-
-def of_average(names: Iterable[str], averaged: Container[str], tied: Mapping[str, str]) -> Choice:
-    """Choose the average for names with an average. tied: see tied_names; tied names share the average of the first."""
     first = {name: tied.get(name, name) for name in names}
     return {name: ("average", first[name]) if first[name] in averaged else ("model", name) for name in first}
 

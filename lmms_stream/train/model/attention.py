@@ -54,14 +54,6 @@ def has_axes(config: Any) -> bool:
     return "mrope_section" in (getattr(config.get_text_config(), "rope_scaling", None) or {})
 
 
-def register_sdpa_varlen() -> None:
-    """Register "sdpa_varlen" with transformers."""
-    from transformers import AttentionInterface
-
-    # Not compiled: the loop runs once per sample, and packs have any number of samples.
-    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend_to_all))
-
-
 def may_be_set(attention: str) -> AbstractContextManager[None]:
     """Allow setting an attention inside this context, also sdpa_varlen for a model without transformers' sdpa."""
     return attention_is_ours() if attention == SDPA_VARLEN else nullcontext()
@@ -202,14 +194,6 @@ _OF_TOWERS = "flash_varlen"
 BY_BOUNDS = ("flash_attention_3", "flash_attention_2", VARLEN)
 
 
-def register_varlen() -> None:
-    """Register "varlen" with transformers, which makes no mask for unknown implementations."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(VARLEN, _attend_by_kernel)
-    AttentionInterface.register(_OF_TOWERS, _attend_by_kernel)
-
-
 def run_towers_by_bounds(towers: Iterable[Any]) -> None:
     """Let media towers attend by the kernel of "varlen", if their code can."""
     for tower in towers:
@@ -296,8 +280,12 @@ def implementations(
 
     A named attention is the only implementation to try. ConfigError if this machine or class cannot train with it.
     """
-    register_sdpa_varlen()
-    register_varlen()
+    from transformers import AttentionInterface
+
+    # Not compiled: the loop runs once per sample, and packs have any number of samples.
+    AttentionInterface.register(SDPA_VARLEN, torch.compiler.disable(_attend_to_all))
+    AttentionInterface.register(VARLEN, _attend_by_kernel)
+    AttentionInterface.register(_OF_TOWERS, _attend_by_kernel)
     reasons = {name: _reason(name, model_class, config) for name in _BEST_FIRST}
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     choices = [*(name for name in _BEST_FIRST if name not in left_out), "eager"]

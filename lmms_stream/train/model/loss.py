@@ -172,7 +172,7 @@ def run_around(head: Any, run: Callable[..., T], *tensors: torch.Tensor) -> T:
     """Return run(*tensors), inside a forward pass of the head if FSDP shards it as a unit; `run` calls the head."""
     if not isinstance(head, FSDPModule):
         return run(*tensors)
-    with _replaced(head, run):  # run is given the tensors that FSDP listens to: their gradients end the head's backward
+    with replaced(head, run):  # run is given the tensors that FSDP listens to: their gradients end the head's backward
         made: T = head(*tensors)  # type: ignore[operator]
     return made
 
@@ -187,14 +187,14 @@ def called_inside(head: Any) -> Iterator[None]:
     before = module._forward_pre_hooks, module._forward_hooks
     module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
     try:
-        with _replaced(module, MethodType(type(module).forward, module)):
+        with replaced(module, MethodType(type(module).forward, module)):
             yield
     finally:
         module._forward_pre_hooks, module._forward_hooks = before
 
 
 @contextmanager
-def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+def replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
     """Give a module another forward method inside this context."""
     before = vars(module).get("forward")
     module.forward = forward

@@ -29,6 +29,7 @@ from .loss import (
     decoder_of,
     learnt_tokens,
     losses_of_logits,
+    replaced,
     router_loss,
     router_weight,
     run_around,
@@ -202,8 +203,8 @@ class PackedModel(torch.nn.Module):
     def ends(self) -> tuple[torch.nn.Embedding | torch.nn.Linear, ...]:
         """Embedding and head as units of FSDP: () if they share a parameter, or have hooks or parts of their own.
 
-        A shared parameter is used at both ends of a pass: the root keeps it gathered, as its own unit would. The final
-        norm stays in the root: a unit with the head would save the gather of a few KB, and need both in each pass.
+        A shared parameter is used at both ends of a pass, and would stay gathered in a unit, too. The final norm stays
+        in the root: a unit with the head would save the gather of a few KB, and need both in each pass.
 
         Of models with towers only the head: ranks with and without media run the towers and the embedding in different
         orders, and gather them in these orders.
@@ -310,7 +311,8 @@ class PackedModel(torch.nn.Module):
         own = SharedParameters(module)
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
-            with _given(base, output, hidden[None]), called_inside(module), own.used():
+            given = type(output)(**{**output, "last_hidden_state": hidden[None]})
+            with replaced(base, lambda *_, **__: given), called_inside(module), own.used():
                 ids = batch.input_ids[:, : len(hidden)]
                 logits: torch.Tensor = self.model(input_ids=ids, use_cache=False, **quiet).logits
             return logits[0]
@@ -455,17 +457,3 @@ def _numbers_of_samples(batch: Batch) -> torch.Tensor:
     bounds = batch.cu_seqlens
     numbers = torch.arange(len(bounds) - 1, dtype=torch.int32, device=bounds.device)
     return numbers.repeat_interleave(bounds.diff(), output_size=batch.num_tokens)[None]
-
-
-@contextmanager
-def _given(base: torch.nn.Module, output: Any, hidden: torch.Tensor) -> Iterator[None]:
-    """Make the base model return an earlier output with other hidden states inside this context."""
-    given = type(output)(**{**output, "last_hidden_state": hidden})
-    before = vars(base).get("forward")
-    base.forward = lambda *_, **__: given
-    try:
-        yield
-    finally:
-        del base.forward
-        if before is not None:
-            base.forward = before

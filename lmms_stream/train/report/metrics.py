@@ -432,14 +432,11 @@ class Meter:
 
     def _memory(self) -> dict[str, float]:
         """Return this rank's memory in MiB: the process now, and the peak of GPU tensors since the last record."""
-        memory = {"memory/process_mib": _resident_bytes() / MIB}
+        resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        memory = {"memory/process_mib": resident_bytes / MIB}
         if self._device.type == "cuda":
             memory["memory/cuda_peak_mib"] = torch.cuda.max_memory_allocated(self._device) / MIB
         return memory
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # Number of graphs compiled by torch since the steps began, and a warning if packs do not explain the number.

@@ -427,7 +427,7 @@ class Average:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, in the same memory; another tensor as it is."""
+    """Return this rank's part of a sharded tensor, in the same memory; an unsharded tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
