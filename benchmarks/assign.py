@@ -11,7 +11,10 @@ busiest rank's work of each step is at most 2 % above the mean's. Planning takes
 
     python benchmarks/assign.py
     python benchmarks/assign.py --global-batch 128 --world-size 16 --batches 500
+Packs of even_fit have more similar sums of len**2 than those of best_fit, in the same number of packs.
+
     python benchmarks/assign.py --windows
+    python benchmarks/assign.py --even --packing-length 32768
 """
 
 from __future__ import annotations
@@ -101,12 +104,16 @@ def report_media(args: argparse.Namespace) -> None:
     print(f"at most {MAX_MEDIA_IMBALANCE} of each in every batch: {keeps} ({worst:.4f})")
 
 
-def mixtures(args: argparse.Namespace, num_nodes: int) -> dict[str, Mapping[str, PackPlan]]:
+def mixtures(
+    args: argparse.Namespace, num_nodes: int, *, strategy: str = "best_fit"
+) -> dict[str, Mapping[str, PackPlan]]:
     """Datasets by name, with a canonical node for each node at least."""
 
     def plan(lengths: NDArray[np.uint32], limit: int) -> PackPlan:
         order = OrderConfig(seed=args.seed, num_canonical_nodes=max(8, num_nodes))
-        return PackPlan(lengths, [len(lengths)], order=order, packing=PackingConfig(packing_length=limit))
+        return PackPlan(
+            lengths, [len(lengths)], order=order, packing=PackingConfig(packing_length=limit, strategy=strategy)
+        )
 
     count, limit = args.samples, args.packing_length
     rng = np.random.default_rng(args.seed)
@@ -186,6 +193,41 @@ def report_windows(args: argparse.Namespace) -> None:
         print(f"at most {most} {what}: {verdict(bool(value <= most))} ({value:.4f})")
 
 
+def report_even(args: argparse.Namespace) -> None:
+    """Report work of packs, and of steps with a pack per rank, for both strategies and for windows."""
+    rows = []
+    keeps = True
+    for name in ("chat", "vision", "pareto"):
+        num_packs, spread = {}, {}
+        for strategy, balance in (("best_fit", "deal"), ("even_fit", "deal"), ("best_fit", 256)):
+            of_packs, of_steps = "", []
+            for ranks in RANKS:
+                plans = mixtures(args, ranks // 8, strategy=strategy)[name]
+                if not of_packs:
+                    plan = plans["x"]
+                    num_packs[strategy] = plan.num_packs(0)
+                    started = time.process_time()
+                    packs = plan.packs(0, 0, num_packs[strategy])
+                    speed = args.samples / (time.process_time() - started) / 1e6
+                    cost = pack_costs(packs, linear_cost=0)
+                    spread[strategy] = cost.std() / cost.mean()
+                    of_packs = f"{cost.max() / cost.mean():.3f}"
+                work = epoch_work(WindowedMixture(plans, balance=balance), ranks=ranks, packs_per_rank=1)
+                sums = work.sum(axis=0)
+                of_steps += [f"{sums[2] / sums[3]:.3f}", f"{sums[0] / sums[1]:.3f}"]
+            shown = f"{spread[strategy]:.3f}", f"{speed:.1f}"
+            rows.append([name, strategy, str(balance), str(num_packs[strategy]), of_packs, *shown, *of_steps])
+        keeps &= num_packs["best_fit"] == num_packs["even_fit"] and spread["even_fit"] < spread["best_fit"]
+    steps = [f"{ranks}: {what}" for ranks in RANKS for what in ("len**2", "work")]
+    print_table(
+        f"an epoch of {args.samples} samples in packs of {args.packing_length}: packs, and a pack per rank in a step, "
+        "max / mean",
+        ["data", "strategy", "balance", "packs", "len**2", "deviation / mean", "M samples/s", *steps],
+        rows,
+    )
+    print(f"an equal number of packs, with less spread of work: {verdict(keeps)}")
+
+
 def report_tokens(args: argparse.Namespace) -> None:
     lengths = sample_lengths("chat", args.samples, limit=args.packing_length, seed=args.seed)
     shards = np.full(-(-args.samples // SAMPLES_PER_SHARD), SAMPLES_PER_SHARD, np.int64)
@@ -247,10 +289,14 @@ def main() -> None:
     parser.add_argument("--packing-length", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--windows", action="store_true", help="balance: window beside deal")
+    parser.add_argument("--even", action="store_true", help="even_fit beside best_fit and windows")
     args = parser.parse_args()
     keep_to_one_core()
     if args.windows:
         report_windows(args)
+        return
+    if args.even:
+        report_even(args)
         return
 
     report_tokens(args)

@@ -15,7 +15,7 @@ from .rounds import rounds
 
 Lengths = NDArray[np.int64]
 
-STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_7", "window_128")
+STRATEGIES = ("best_fit", "even_fit", "first_fit", "next_fit", "window_7", "window_128")
 
 
 def examples(count: int, *, many: int | None = None) -> settings:

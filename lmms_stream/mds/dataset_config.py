@@ -82,7 +82,7 @@ class DatasetConfig:
     # works without an index
     packing_mode: PackingMode = "auto"
     packing_length: int = 4096  # maximum tokens per pack
-    packing_strategy: str = "best_fit"  # or first_fit, next_fit, window_N
+    packing_strategy: str = "best_fit"  # or even_fit, first_fit, next_fit, window_N
     # number of samples packed together (default: 16384 with a lengths index, 512 in lanes, which measure a window
     # before the first pack)
     packing_window: int | None = None

@@ -31,6 +31,7 @@ from .packing import (
 KEPT_SEGMENTS = 1 << 21  # for all canonical nodes together: whole blocks of 8 nodes
 MIXED_SEGMENTS = 1 << 23  # for all sources of a mixture together: 128 MiB
 LEAST_SEGMENTS = 1 << 12  # for each canonical node, for any number of nodes
+EVENED_SEGMENTS = 1 << 16  # of even_fit, for each canonical node: a tenth of a second
 WINDOW_SEGMENTS = 1 << 14  # minimum segments per call: smaller calls cost more than their packs
 
 _Numbers = NDArray[np.int64]
@@ -100,6 +101,8 @@ class BlockPacks:
         self._node = node
         self._seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
         self._most = max(1, inputs.kept_segments // order.num_canonical_nodes)
+        if inputs.packing.evens:
+            self._most = min(self._most, EVENED_SEGMENTS)
         nothing = np.empty(0, np.int64)
         self._memory: tuple[_Numbers, _Numbers] = (nothing, nothing) if before is None else before._memory
         self._next: _Start | None = None
@@ -139,7 +142,10 @@ class BlockPacks:
         following: _Start | None = start
         while following is not None and num_kept < self._most:
             start = following
-            window = self._pack_window(segments, start)
+            config = self._inputs.packing
+            window = self._pack_window(segments, start, config.counted)
+            if config.evens and number < start.pack + len(window.offsets) - 1:
+                window = self._pack_window(segments, start, config)  # only windows with packs to keep
             first = min(max(number - start.pack, 0), len(window.offsets) - 1)
             room = int(window.offsets[first]) + self._most - num_kept
             stop = int(np.searchsorted(window.offsets, room, side="right")) - 1
@@ -155,9 +161,9 @@ class BlockPacks:
         self._next = following
         return np.concatenate(found), np.concatenate(ends)
 
-    def _pack_window(self, segments: BlockSegments, start: _Start) -> _Window:
+    def _pack_window(self, segments: BlockSegments, start: _Start, config: PackingConfig) -> _Window:
         """Return the packs of the window at a start, or of several small windows of the config."""
-        config, num_segments = self._inputs.packing, len(segments.lengths)
+        num_segments = len(segments.lengths)
         size = config.samples_at_once or num_segments
         stop = min(num_segments, start.segment + size * max(1, WINDOW_SEGMENTS // size))
         packs = pack_window(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -361,6 +362,7 @@ def block_counts(
 def count_blocks(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) -> NDArray[np.int64]:
     """Count now, with the result of block_counts."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
+    inputs = replace(inputs, packing=inputs.packing.counted)
 
     def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
         packs = pack_block(inputs, order, *node_and_block)

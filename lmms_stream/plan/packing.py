@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..checks import check_fields
 from ..errors import ConfigError, PackingError
 from .kernels.best_fit import FILLER_SHARE, best_fit, first_fit, next_fit
+from .kernels.even_fit import even_fit
 from .kernels.window_fit import window_fit
 
 
@@ -99,7 +100,7 @@ def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int
 
 Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 
-STRATEGIES = "best_fit, first_fit, next_fit, window_N"
+STRATEGIES = "best_fit, even_fit, first_fit, next_fit, window_N"
 MAX_LENGTH = (1 << 31) - 1  # tokens
 MAX_PACKING_LENGTH = 1 << 30  # tokens
 _WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
@@ -110,7 +111,7 @@ class PackingConfig:
     """Settings of packing; see `pack` for the strategies."""
 
     packing_length: int  # maximum tokens per pack
-    strategy: str = "best_fit"  # best_fit, first_fit, next_fit or window_N (N a number of samples)
+    strategy: str = "best_fit"  # one of STRATEGIES (N a number of samples)
     window: int = 16384  # samples that best_fit packs together; more samples make denser packs and read further ahead
     overlong: Overlong = "error"  # treatment of samples longer than a pack; keep: a longer pack with this sample only
     max_samples_per_pack: int | None = None
@@ -123,7 +124,7 @@ class PackingConfig:
             )
         if not 1 <= self.window <= 1 << 26:
             raise ConfigError(f"window must be from 1 to {1 << 26} samples, got {self.window}")
-        if self.strategy not in ("best_fit", "first_fit", "next_fit") and not _WINDOW_N.fullmatch(str(self.strategy)):
+        if self.strategy not in STRATEGIES.split(", ")[:-1] and not _WINDOW_N.fullmatch(str(self.strategy)):
             raise ConfigError(f"strategy must be one of {STRATEGIES} (as window_1024), got {self.strategy!r}")
         if self.overlong not in get_args(Overlong):
             raise ConfigError(f"overlong must be one of {', '.join(get_args(Overlong))}, got {self.overlong!r}")
@@ -139,7 +140,16 @@ class PackingConfig:
         """Number of samples packed together; None for a whole shuffle block (first_fit)."""
         if self.strategy == "first_fit":
             return None
-        return self.window if self.strategy in ("best_fit", "next_fit") else _window_n(self.strategy)
+        return _window_n(self.strategy) if self.is_window_n else self.window
+
+    @property
+    def evens(self) -> bool:
+        return self.strategy == "even_fit"
+
+    @property
+    def counted(self) -> PackingConfig:
+        """Settings for equally many packs in less time: best_fit for even_fit."""
+        return replace(self, strategy="best_fit") if self.evens else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +238,8 @@ def pack(
     orders (longest first, the order of best_fit, the given order), and keeps the order with the fewest packs. Packs
     with a sample of the previous window, and packs with little room left, are closed. Both emit packs in hash order
     (`seed`): the number of a pack does not depend on the content. first_fit puts each sample into the oldest pack with
-    room; next_fit closes a pack when the next sample does not fit.
+    room; next_fit closes a pack when the next sample does not fit. even_fit exchanges samples between the packs that
+    best_fit closes in a window, for similar sums of squared lengths; the number of packs is equal.
 
     patches: patches of each sample; samples with patches are never cut: every policy but "error" and "keep" drops
     overlong samples with patches.
@@ -351,7 +362,7 @@ def pack_segments(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -
 def _best_fit(
     tokens: NDArray[np.int32], config: PackingConfig, seed: int, *, waiting: OpenPacks, position: int, last: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Pack by best_fit or window_N; see the kernels."""
+    """Pack by best_fit, even_fit or window_N; see the kernels."""
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
     packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
     if config.is_window_n:
@@ -359,7 +370,8 @@ def _best_fit(
         packed = window_fit(tokens, waiting.firsts, position, last, *settings)
     else:
         rules = (limit, max_samples, config.window, FILLER_SHARE, np.uint64(seed))
-        packed = best_fit(tokens, waiting.offsets, waiting.firsts, position, last, *rules)
+        fit = even_fit if config.evens else best_fit
+        packed = fit(tokens, waiting.offsets, waiting.firsts, position, last, *rules)
     return packed
 
 

@@ -17,6 +17,7 @@ from .kernels.short_epochs import (
     STATE_WORDS,
     BestFit,
     EpochPacks,
+    EvenFit,
     FirstFit,
     NextFit,
     Rules,
@@ -73,7 +74,7 @@ class ShortEpochs:
             lengths=lengths,
             num_pieces=np.bincount(cut.positions, minlength=len(lengths)).astype(np.int32),
         )
-        self._rules = _rules(packing, len(lengths))
+        self._rules, self._counted = _rules(packing, len(lengths)), _rules(packing.counted, len(lengths))
         segments = max(1, int(self._facts.num_pieces.sum()))
         work = max(segments, num_canonical_nodes, len(samples_per_shard), EPOCH_SEGMENTS)
         self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // work)
@@ -95,7 +96,8 @@ class ShortEpochs:
             return self._equal
         number, at = divmod(epoch, self._run_epochs)
         if number not in self._counts:
-            first_packs = self._run(epoch).first_packs
+            run = self._packed(number, self._counted) if isinstance(self._rules, EvenFit) else self._run(epoch)
+            first_packs = run.first_packs
             self._counts[number], self._sums[number] = np.diff(first_packs), int(first_packs[-1])
             if len(self._counts) > self._most_counts:
                 self._counts.popitem(last=False)
@@ -180,11 +182,15 @@ class ShortEpochs:
     def _run(self, epoch: int) -> EpochPacks:
         number = epoch // self._run_epochs
         if number not in self._runs:
-            self._runs[number] = pack_epochs(self._facts, self._rules, number * self._run_epochs, self._run_epochs)
+            self._runs[number] = self._packed(number, self._rules)
             if len(self._runs) > self._most_runs:
                 self._runs.popitem(last=False)
         self._runs.move_to_end(number)
         return self._runs[number]
+
+    def _packed(self, run: int, rules: Rules) -> EpochPacks:
+        packed: EpochPacks = pack_epochs(self._facts, rules, run * self._run_epochs, self._run_epochs)
+        return packed
 
     def _equal_counts(self) -> _Numbers | None:
         """Return the packs of each of MAX_KNOWN epochs, if equal for every order of samples; else None.
@@ -193,7 +199,7 @@ class ShortEpochs:
         at most three samples that are packed together by a strategy other than next_fit. It is always constant without
         reshuffle.
         """
-        facts, rules = self._facts, self._rules
+        facts, rules = self._facts, self._counted
         segments = np.repeat(facts.lengths, facts.num_pieces)
         if len(segments) == int((facts.num_pieces > 0).sum()):  # no sample is split
             segments = np.minimum(segments, rules.limit)
@@ -230,7 +236,9 @@ def has_short_epochs(
 
 
 def _rules(packing: PackingConfig, num_samples: int) -> Rules:
-    of_strategy: dict[str, type[Rules]] = {"next_fit": NextFit, "first_fit": FirstFit, "best_fit": BestFit}
+    of_strategy: dict[str, type[Rules]] = {
+        "best_fit": BestFit, "even_fit": EvenFit, "first_fit": FirstFit, "next_fit": NextFit,
+    }  # fmt: skip
     return of_strategy.get(packing.strategy, WindowN)(
         limit=packing.packing_length,
         max_samples=packing.max_samples_per_pack or MAX_SEGMENTS + 1,

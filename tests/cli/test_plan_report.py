@@ -76,11 +76,13 @@ def test_a_look_at_the_steps_counts_shards_balance_and_spill() -> None:
         shards.append(len(np.unique(ids // 400)))
     assert (report.shards_per_step_median, report.shards_per_step_max) == (float(np.median(shards)), max(shards))
     assert 1 <= report.imbalance < report.imbalance_in_order
-    assert report.imbalance_with_windows is None
+    assert (report.imbalance_with_windows, report.imbalance_with_even_fit) == (None, None)
     compared = compare_balances(report, Mixture({"x": plan}), global_batch=4, world=world)
     in_turn = report_steps(Mixture({"x": plan}), global_batch=4, world=world)
     assert compared.imbalance_with_windows is not None
     assert 1 <= compared.imbalance_with_windows < in_turn.imbalance
+    evened = report_steps(Mixture({"x": with_strategy(plan, "even_fit")}), global_batch=4, world=world)
+    assert compared.imbalance_with_even_fit == evened.imbalance
     assert report.num_spilled_packs < 16  # only where one canonical node goes on alone
 
 

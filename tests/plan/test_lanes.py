@@ -225,7 +225,7 @@ def check_passed_over(case: LaneCase, known: LaneCase, number: int, is_bad: NDAr
 
 
 @pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
-@pytest.mark.parametrize("strategy", ["best_fit", "next_fit", "window_7"])
+@pytest.mark.parametrize("strategy", ["best_fit", "even_fit", "next_fit", "window_7"])
 def test_a_lane_can_be_stopped_after_every_single_pack(strategy: str, overlong: Overlong) -> None:
     case = small_case(strategy=strategy, overlong=overlong)
     expected = case.plan_packs(1, 0) + case.plan_packs(1, 1)

@@ -5,7 +5,7 @@ import hashlib
 import subprocess
 import sys
 from collections import deque
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -439,8 +439,13 @@ def test_packs_are_the_same_however_few_of_them_are_kept(case: PlanCase, kept: i
         assert_alike(plan.packs(0, first, stop), whole.packs(0, first, stop))
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split"])
-@pytest.mark.parametrize("strategy", ["best_fit", "first_fit", "next_fit", "window_300"])
+@pytest.mark.parametrize(
+    ("strategy", "overlong"),
+    [
+        *product(("best_fit", "first_fit", "next_fit", "window_300"), ("drop", "truncate", "split")),
+        ("even_fit", "split"),
+    ],
+)
 def test_blocks_of_many_windows_are_replayed_in_stretches_alike(strategy: str, overlong: Overlong) -> None:
     rng = np.random.default_rng(1)
     case = PlanCase(

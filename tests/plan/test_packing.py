@@ -221,6 +221,43 @@ def test_the_emission_order_differs_between_seeds_and_says_nothing_of_the_conten
             assert abs(np.corrcoef(np.arange(len(packs)), content)[0, 1]) < 4 / np.sqrt(len(packs))
 
 
+def works(lengths: Lengths, packs: Packs) -> Lengths:
+    """Sum of squared lengths of each pack, at least one pack."""
+    found: Lengths = np.add.reduceat(lengths[packs.order] ** 2, packs.offsets[:-1])
+    return found
+
+
+@examples(100, many=3000)
+@given(case=packing_cases(strategies=("even_fit",)), most=st.none() | st.integers(1, 12), keeps=st.booleans())
+def test_even_fit_has_as_many_packs_as_best_fit_and_none_has_more_work_than_its_heaviest(
+    case: PackingCase, most: int | None, keeps: bool
+) -> None:
+    config = replace(case.config, max_samples_per_pack=most, overlong="keep" if keeps else "error")
+    limit = max(1, config.packing_length // (2 if keeps else 1))
+    config = replace(config, packing_length=limit)
+    best, even = (pack(case.lengths, config=each, seed=case.seed) for each in (config.counted, config))
+    assert (len(even), even.num_tokens, even.num_overlong) == (len(best), best.num_tokens, best.num_overlong)
+    assert sorted(even.order) == list(range(len(case.lengths)))
+    assert max(np.diff(even.offsets), default=0) <= (most or len(case.lengths))
+    for positions, tokens in zip(members(even), fills(case.lengths, even), strict=True):
+        assert tokens <= limit or len(positions) == 1
+    if len(best):
+        packed = np.minimum(case.lengths, limit)
+        before, after = works(packed, best), works(packed, even)
+        assert after.max() <= before.max()
+        assert after.sum() == before.sum()
+        assert (after**2.0).sum() <= (before**2.0).sum()
+
+
+def test_even_fit_halves_the_spread_of_work_where_a_pack_has_many_samples() -> None:
+    lengths = chat_lengths(16384, limit=4096, seed=0)
+    best, even = (
+        works(lengths, pack(lengths, config=PackingConfig(packing_length=32768, strategy=strategy)))
+        for strategy in ("best_fit", "even_fit")
+    )
+    assert even.std() < 0.5 * best.std()
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("limit", [1024, 4096, 32768])
 def test_best_fit_is_denser_than_next_fit_on_chat_lengths(seed: int, limit: int) -> None:
@@ -300,7 +337,8 @@ def test_a_window_out_of_range_is_refused(window: int) -> None:
 
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"^strategy must be one of best_fit, first_fit, next_fit, window_N .*, got 'worst_fit'$"
+        ConfigError,
+        match=r"^strategy must be one of best_fit, even_fit, first_fit, next_fit, window_N .*, got 'worst_fit'$",
     ):
         PackingConfig(packing_length=8, strategy="worst_fit")
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...versions.numba import compiled
 from .best_fit import Bins, best_fit_in, first_fit, new_bins, next_fit
+from .even_fit import even_fit
 from .window_fit import window_fit_in
 
 # mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
@@ -58,6 +59,10 @@ class Rules(NamedTuple):
 
 class BestFit(Rules):
     """Rules of best_fit. Each strategy has a type: numba compiles only the loops of the used strategy."""
+
+
+class EvenFit(Rules):
+    """Rules of even_fit."""
 
 
 class WindowN(Rules):
@@ -155,6 +160,15 @@ def _best_fit(lengths: NDArray[np.int32], rules: BestFit, bins: Bins, seed: np.u
     return order, offsets
 
 
+def _even_fit(lengths: NDArray[np.int32], rules: EvenFit, bins: None, seed: np.uint64) -> _Packed:
+    none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
+    carried, position, last, limit = np.zeros(1, np.int64), np.int64(0), np.bool_(True), rules.limit
+    order, offsets, _ = even_fit(
+        lengths, carried, none, position, last, limit, rules.max_samples, window, rules.filler_share, seed
+    )
+    return order, offsets
+
+
 def _window_n(lengths: NDArray[np.int32], rules: WindowN, bins: Bins, seed: np.uint64) -> _Packed:
     none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
     position, last, limit = np.int64(0), np.bool_(True), rules.limit
@@ -175,12 +189,16 @@ def _window_bins(rules: BestFit | WindowN, num_segments: int) -> Bins:
     return new_bins(slots, slots, rules.limit)
 
 
-def _no_bins(rules: FirstFit | NextFit, num_segments: int) -> None:
+def _no_bins(rules: EvenFit | FirstFit | NextFit, num_segments: int) -> None:
     return None
 
 
-_PACK: dict[type, Any] = {BestFit: _best_fit, WindowN: _window_n, FirstFit: _first_fit, NextFit: _next_fit}
-_BINS: dict[type, Any] = {BestFit: _window_bins, WindowN: _window_bins, FirstFit: _no_bins, NextFit: _no_bins}
+_PACK: dict[type, Any] = {
+    BestFit: _best_fit, EvenFit: _even_fit, WindowN: _window_n, FirstFit: _first_fit, NextFit: _next_fit,
+}  # fmt: skip
+_BINS: dict[type, Any] = {
+    BestFit: _window_bins, EvenFit: _no_bins, WindowN: _window_bins, FirstFit: _no_bins, NextFit: _no_bins,
+}  # fmt: skip
 
 
 def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins | None, seed: np.uint64) -> _Packed:

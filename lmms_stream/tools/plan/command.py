@@ -61,7 +61,7 @@ def add_commands(commands: Commands) -> None:
     add(
         "--strategy",
         metavar="NAME",
-        help="pack by best_fit, first_fit, next_fit or window_N; default: best_fit",
+        help="pack by best_fit, even_fit, first_fit, next_fit or window_N; default: best_fit",
     )
     add(
         "--overlong",

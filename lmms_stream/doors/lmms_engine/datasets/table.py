@@ -17,7 +17,7 @@ THEIRS = {
     "datasets": "a list of sources `{path, data_folder, data_type}`, each with settings of its own (columns, tags, limit, …); it wins over dataset_path",
     "processor_config": "`{processor_name, processor_type, extra_kwargs}`: a folder or hub id, its type, and image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, as the processor counts them; of sit and rae_siglip no folder, and image_size, flip, augment_seed; of bagel a tokenizer, and the settings in docs/bagel.md",
     "packing": "whether samples share packs (fineweb_edu: True unless it is said); otherwise each pack is one sample",
-    "packing_strategy": "first_fit, best_fit, next_fit, window_N (balanced is taken as best_fit); MultiModalIterableDataset: first_fit (a pack is flushed when it is full), best_fit, balanced, others as first_fit",
+    "packing_strategy": "first_fit, best_fit, even_fit, next_fit, window_N (balanced is taken as best_fit); MultiModalIterableDataset: first_fit (a pack is flushed when it is full), best_fit, balanced, others as first_fit",
     "packing_length": "tokens of a pack",
     "filter_overlong": "samples that are longer than a pack are left out, and counted; with False each is kept, a pack of its own",
     "filter_overlong_workers": "taken, and not needed: lengths are measured as sources are converted",
