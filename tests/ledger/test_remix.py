@@ -191,24 +191,46 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
     balance=st.sampled_from([3, 8, 30]),
     global_batch=st.sampled_from([1, 2, 7]),
     steps=st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    left_out=some_left_out(),
 )
 def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
-    weights: dict[str, int] | None, balance: int, global_batch: int, steps: list[int]
+    weights: dict[str, int] | None, balance: int, global_batch: int, steps: list[int], left_out: LeftOut
 ) -> None:
+    """A change at a step tells what is new and what is padding in the steps after it."""
     mixture = WindowedMixture(PLANS, weights=weights, balance=balance)
     ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=global_batch)])
+    entries = {number: ledger.step(number).packs for number in range(max(steps))}
+    log = {
+        number: [
+            Segment(pack.source, pack.epoch, sample_id, num_tokens)
+            for pack in packs
+            for sample_id, num_tokens in zip(pack.sample_ids.tolist(), pack.lengths.tolist(), strict=True)
+        ]
+        for number, packs in entries.items()
+    }
     for stop in steps:
-        log = {
-            number: [
-                Segment(pack.source, pack.epoch, sample_id, num_tokens)
-                for pack in ledger.step(number).packs
-                for sample_id, num_tokens in zip(pack.sample_ids.tolist(), pack.lengths.tolist(), strict=True)
-            ]
-            for number in range(stop)
-        }
         for name, amounts in amounts_of(ledger, stop).items():
             total = total_of(log, name, stop)
             assert (amounts.num_samples, amounts.num_tokens, amounts.num_seen) == (total.read, total.tokens, total.seen)
+    for first, stop in pairwise(sorted({0, *steps})):
+        again = changed(ledger, mixture, first=first, global_batch=global_batch)
+        for name, told in describe_change(ledger, again, stop=stop, left_out=left_out).sources.items():
+            before, after = (
+                {
+                    (sample_id, start): num_tokens
+                    for number in range(step)
+                    for pack in entries[number]
+                    if pack.source == name
+                    for sample_id, start, num_tokens in zip(
+                        *(each.tolist() for each in (pack.sample_ids, pack.starts, pack.lengths)), strict=True
+                    )
+                }
+                for step in (first, stop)
+            )
+            assert told.num_new_tokens == sum(after.values()) - sum(before.values())
+            assert told.num_unread_tokens == PLANS[name].num_tokens(0) - sum(after.values())
+            padding = padding_in(log, name, left_out, first, stop)
+            assert (told.num_left_out_samples, told.num_left_out_tokens) == padding
 
 
 def check_phases(change: Change, log: Log, mixture: Mixture) -> None:

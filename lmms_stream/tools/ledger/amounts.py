@@ -91,6 +91,18 @@ def _of(
     )
 
 
+def seen_tokens(ledger: StepLookup, source: str, step: int) -> int:
+    """Return the number of different tokens of a source in the packs before a step."""
+    cursor, plan = ledger.cursor(step), ledger.plan(source)
+    window = _in_window(ledger.stretch(step).mixture, cursor).get(source)
+    at = cursor.sources[source] if window is None else window.begin
+    if at.epoch:
+        return plan.num_tokens(0)
+    if window is not None and window.reaches_next_epoch:
+        return plan.num_tokens(0) - window.num_unread_tokens()
+    return plan.amounts(0, at.packs).tokens + (0 if window is None else window.num_tokens)
+
+
 class _InWindow:
     """The packs of a source in a window that is not finished. begin: before the window. read: of each pack."""
 
@@ -98,8 +110,9 @@ class _InWindow:
         assert packs.epochs is not None
         counts = np.diff(packs.offsets)
         self.begin, self._ids = begin, packs.sample_ids
+        self._starts, self._lengths = packs.starts, packs.lengths
         self._epochs, self._is_read = np.repeat(packs.epochs, counts), np.repeat(read, counts)
-        self.num_tokens = int(packs.lengths[self._is_read].sum())
+        self.num_tokens = int(self._lengths[self._is_read].sum())
         self.reaches_next_epoch = bool((self._epochs > begin.epoch).any())
 
     def new_samples(self, plan: PackPlan) -> NDArray[np.int64]:
@@ -112,6 +125,14 @@ class _InWindow:
         """Return the number of samples of the first epoch of which nothing is read."""
         left = np.setdiff1d(self._ids[~self._is_read & (self._epochs == self.begin.epoch)], self._ids[self._is_read])
         return len(left) - len(self._begun(plan, left))
+
+    def num_unread_tokens(self) -> int:
+        """Return the tokens of the first epoch that no epoch of the window has read."""
+        segments = np.stack([self._ids, self._starts])
+        read = set(zip(*segments[:, self._is_read].tolist(), strict=True))
+        left = np.flatnonzero(~self._is_read & (self._epochs == self.begin.epoch))
+        unread = [segment not in read for segment in zip(*segments[:, left].tolist(), strict=True)]
+        return int(self._lengths[left[unread]].sum())
 
     def _begun(self, plan: PackPlan, sample_ids: NDArray[np.int64]) -> list[int]:
         """Return the samples with a piece before the window: only split samples have several pieces."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from ...plan.left_out import LeftOut
 from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan
 from ...plan.source_ranges import SourceRange
-from .amounts import SourceAmounts, amounts_of, steps_to_end
+from ...plan.windows import WindowedMixture
+from .amounts import SourceAmounts, amounts_of, seen_tokens, steps_to_end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,7 @@ def _of_source(
     skipped_samples = after.num_skipped_samples - before.num_skipped_samples
     num_samples = after.num_samples - before.num_samples
     new_samples = after.num_seen - before.num_seen
-    seen = [_seen_tokens(plan, at) for at in cursors]
+    seen = [seen_tokens(ledger, name, step) for step in (stretch.cursor.step, stop)]
     padding = padding_of(ledger, name, left_out, first=stretch.cursor.step, stop=stop)
     num_packs = _packs_before(plan, cursors[1]) - _packs_before(plan, cursors[0])
     return SourceChange(
@@ -218,18 +220,29 @@ def _passed(amounts: SourceAmounts) -> int:
     return amounts.num_tokens + amounts.num_skipped_tokens
 
 
-def _seen_tokens(plan: PackPlan, at: SourceCursor) -> int:
-    """Different tokens of a source in the packs before a cursor."""
-    return plan.num_tokens(0) if at.epoch else plan.amounts(0, at.packs).tokens
-
-
 def _packs_before(plan: PackPlan, at: SourceCursor) -> int:
     return sum(plan.num_packs(epoch) for epoch in range(at.epoch)) + at.packs
 
 
 # Left-out samples, read as padding. ledger + left-out samples -> amounts. Pure.
 
-_At = tuple[int, int]  # where a source stands: its epoch, and packs of that
+_At = tuple[int, int]  # epoch, and number of a pack in the epoch
+
+
+class _Read(NamedTuple):
+    """The packs of a source before a step: packs before `place`, and packs in `further`, of an unfinished window."""
+
+    place: _At
+    further: frozenset[_At] = frozenset()
+
+    def has(self, pack: _At) -> bool:
+        return pack < self.place or pack in self.further
+
+    @property
+    def end(self) -> _At:
+        """The place after all packs."""
+        epoch, number = max(self.further, default=(0, -1))
+        return max(self.place, (epoch, number + 1))
 
 
 def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int, stop: int) -> tuple[int, int]:
@@ -240,16 +253,17 @@ def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int
     found, plan = left_out.of_source(source), ledger.plan(source)
     if not len(found.sample_ids):
         return 0, 0
-    begin, end = _at(ledger, source, first), _at(ledger, source, stop)
+    begin, end = _read(ledger, source, first), _read(ledger, source, stop)
     steps = {min(max(step, first), stop) for step in found.since_steps.tolist()}
-    from_packs = {step: _at(ledger, source, step) for step in steps}
-    begins = [from_packs[min(max(step, first), stop)] for step in found.since_steps.tolist()]
+    read_before = {step: _read(ledger, source, step) for step in steps}
+    before = [read_before[min(max(step, first), stop)] for step in found.since_steps.tolist()]
     skipped = _skipped(ledger, source, first, stop)
     num_samples = num_tokens = 0
-    for epoch in range(begin[0], end[0] + 1):
-        packs, lengths, numbers = _segments(plan, epoch, found.sample_ids, stop=end)
+    for epoch in range(begin.place[0], end.end[0] + 1):
+        packs, lengths, numbers = _segments(plan, epoch, found.sample_ids, stop=end.end)
         is_padding = [
-            begins[number] <= (epoch, pack) < end and not _is_in((epoch, pack), skipped)
+            _is_between((epoch, pack), before[number], end)
+            and not any(_is_between((epoch, pack), *each) for each in skipped)
             for pack, number in zip(packs.tolist(), numbers.tolist(), strict=True)
         ]
         num_samples += len(np.unique(numbers[is_padding]))
@@ -257,19 +271,24 @@ def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int
     return num_samples, num_tokens
 
 
-def _at(ledger: StepLookup, source: str, step: int) -> _At:
-    at = ledger.cursor(step).sources.get(source)
-    return (0, 0) if at is None else at.place
+def _read(ledger: StepLookup, source: str, step: int) -> _Read:
+    cursor, mixture = ledger.cursor(step), ledger.stretch(step).mixture
+    at, window = cursor.sources.get(source), cursor.window
+    if window is not None and source in window.sources and isinstance(mixture, WindowedMixture):
+        rows = mixture.window_packs(window).rows(np.arange(window.num_done))
+        of_source = rows[rows[:, 0] == mixture.names.index(source), 1:3].tolist()
+        return _Read(window.sources[source].place, frozenset((epoch, number) for epoch, number in of_source))
+    return _Read((0, 0) if at is None else at.place)
 
 
-def _skipped(ledger: StepLookup, source: str, first: int, stop: int) -> list[tuple[_At, _At]]:
+def _skipped(ledger: StepLookup, source: str, first: int, stop: int) -> list[tuple[_Read, _Read]]:
     """Packs of the last stretch in skipped steps of [first, stop)."""
     ranges = [(max(begin, first), min(end, stop)) for begin, end in ledger.stretches[-1].skipped]
-    return [(_at(ledger, source, begin), _at(ledger, source, end)) for begin, end in ranges if begin < end]
+    return [(_read(ledger, source, begin), _read(ledger, source, end)) for begin, end in ranges if begin < end]
 
 
-def _is_in(at: _At, ranges: list[tuple[_At, _At]]) -> bool:
-    return any(begin <= at < end for begin, end in ranges)
+def _is_between(pack: _At, before: _Read, after: _Read) -> bool:
+    return after.has(pack) and not before.has(pack)
 
 
 def _segments(
