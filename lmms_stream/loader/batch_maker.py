@@ -158,7 +158,7 @@ def cut(name: str, value: Any, start: int, stop: int) -> Any:
 
 
 def naming(dataset: PackedDataset, sample_id: int, error: DataError) -> DataError:
-    return DataError(f"sample {sample_id} of {dataset.url}: {error}")
+    return DataError(f"{dataset.name_of(sample_id)}: {error}")
 
 
 def explain(dataset: PackedDataset, work: Work, error: DataError, *, segment: int = -1) -> LmmsStreamError:
@@ -171,11 +171,11 @@ def explain(dataset: PackedDataset, work: Work, error: DataError, *, segment: in
         return naming(dataset, sample_id, error)
     if dataset.mode == "lanes":
         return LengthsError(
-            f"sample {sample_id} of {dataset.url} has {num_tokens} tokens and was measured as {expected}: "
+            f"{dataset.name_of(sample_id)} has {num_tokens} tokens and was measured as {expected}: "
             "correct the processor, whose measure must equal what process gives"
         )
     return LengthsError(
-        f"sample {sample_id} of {dataset.url} has {num_tokens} tokens and its lengths index says "
+        f"{dataset.name_of(sample_id)} has {num_tokens} tokens and its lengths index says "
         f"{expected}: write the index again with lmms-stream index"
     )
 
@@ -330,7 +330,7 @@ class BatchMaker:
                 self.tally.sample(sample_id, self.tally.clock_us() - since_us)
         except Exception as error:
             if not self._quarantines(error):
-                name_sample(error, f"sample {sample_id} of {dataset.url}")
+                name_sample(error, dataset.name_of(sample_id))
                 raise
             self._quarantine(work, sample_id, error)
             return padding_of(length)
@@ -359,7 +359,7 @@ class BatchMaker:
         sample = LeftOutSample(work.source, sample_id, reason_of(error), self._step_of(work), "quarantined")
         self.left_out.add(sample)
         if self.settings.bad.folder is not None:
-            rank, identity = self.settings.steps.world.rank, self.datasets[work.source].one.identity
+            rank, identity = self.settings.steps.world.rank, self.datasets[work.source].identity
             folder = Path(self.settings.bad.folder)
             append_left_out(folder, sample, dataset=identity, rank=rank, worker=self._worker)
         return sample
@@ -372,7 +372,7 @@ class BatchMaker:
         np.cumsum(segments.lengths, out=ends[1:])
         rows = self._memory.rows(int(ends[-1]))
         addresses, opened = dataset.pack_reader.addresses(segments.shard_ids)
-        columns, fill = dataset.one.shards[0].columns, self._fillers[work.source].fill_packs
+        columns, fill = dataset.stored[0].shards[0].columns, self._fillers[work.source].fill_packs
         ids = {*segments.sample_ids.tolist()} if self.left_out else ()
         left_out = [each for each in ids if self._is_left_out(work, each)]
         while True:

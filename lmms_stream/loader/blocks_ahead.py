@@ -48,8 +48,8 @@ class BlocksAhead:
         self._world = world
         self._outlooks: dict[str, CacheOutlook] = {}
         for source, dataset in datasets.items():
-            quota = dataset.one.cache.quota
-            if quota is not None:
+            quota = dataset.stored[0].cache.quota
+            if quota is not None and not dataset.is_mixed:  # of several streams the shards used last are kept
                 outlook = CacheOutlook(
                     dataset, self._needed(source), margin_steps=margin_steps, epoch=epochs.get(source, 0)
                 )

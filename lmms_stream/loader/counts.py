@@ -110,7 +110,8 @@ class MakeTally:
 
 
 class LoaderCounts(NamedTuple):
-    """Counts of a rank's loader. fetched: of all processes, by source. made: of each worker, then of the rank itself.
+    """Counts of a rank's loader. fetched: of all processes, by source, or by stream of a source with several. made: of
+    each worker, then of the rank itself.
 
     num_ready: items made by workers, and not taken yet.
     """
@@ -123,12 +124,12 @@ class LoaderCounts(NamedTuple):
 class WorkerCounts(SharesTensors):
     """Counts of num_workers processes, since the beginning; a restarted worker continues in the same rows.
 
-    The counts of packs have another row for the loader's own process.
+    The counts of packs have another row for the loader's own process. num_streams: stored datasets of all sources.
     """
 
-    def __init__(self, num_workers: int, num_sources: int = 1):
+    def __init__(self, num_workers: int, num_sources: int = 1, num_streams: int = 1):
         zeros = shared_zeros if num_workers else torch.zeros
-        self._fetched = zeros(num_workers, num_sources, len(FetchCounts._fields), dtype=torch.int64)
+        self._fetched = zeros(num_workers, num_streams, len(FetchCounts._fields), dtype=torch.int64)
         self._made = zeros(num_workers + 1, num_sources, len(MakeCounts._fields), dtype=torch.int64)
 
     def made_by(self, worker: int) -> NDArray[np.int64]:
@@ -139,7 +140,7 @@ class WorkerCounts(SharesTensors):
     def teller(self, worker: int, tallies: Sequence[FetchTally]) -> Callable[[], None]:
         """Return a function that reports fetched files to the loader; tallies and a worker call it from time to time.
 
-        tallies: by source.
+        tallies: by stream.
         """
         rows = self._fetched[worker].numpy()
         at_start = _totals(tallies)
@@ -154,7 +155,7 @@ class WorkerCounts(SharesTensors):
             each.tell = tell
         return tell
 
-    def fetched_by_source(self) -> list[FetchCounts]:
+    def fetched_by_stream(self) -> list[FetchCounts]:
         return [FetchCounts(*row) for row in self._fetched.sum(dim=0).tolist()]
 
     def made(self) -> list[list[MakeCounts]]:
@@ -163,7 +164,7 @@ class WorkerCounts(SharesTensors):
 
 
 class FetchMeter:
-    """Counts of files fetched by the loader and by workers, since the loader was made. tallies: by source."""
+    """Counts of files fetched by the loader and by workers, since the loader was made. tallies: by stream."""
 
     def __init__(self, tallies: Sequence[FetchTally], workers: WorkerCounts):
         self._tallies = tallies
@@ -172,13 +173,13 @@ class FetchMeter:
 
     @property
     def total(self) -> FetchCounts:
-        return sum_counts(self.by_source())
+        return sum_counts(self.by_stream())
 
-    def by_source(self) -> list[FetchCounts]:
+    def by_stream(self) -> list[FetchCounts]:
         here = (_totals(self._tallies) - self._at_start).tolist()
         return [
             sum_counts([FetchCounts(*row), of_workers])
-            for row, of_workers in zip(here, self._workers.fetched_by_source(), strict=True)
+            for row, of_workers in zip(here, self._workers.fetched_by_stream(), strict=True)
         ]
 
 

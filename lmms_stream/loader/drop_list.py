@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,10 @@ class HasSamples(Protocol):
 
     @property
     def identity(self) -> str: ...
+
+    def sample_named(self, stream: str, number: int) -> int | None:
+        """Return the id of a sample of a stream; None for another name, or a number beyond its samples."""
+        ...
 
     def samples_of(self, file: str, row: int) -> list[int]:
         """Return the ids of samples made from a row of a file; ConfigError if the dataset was not made of this file."""
@@ -68,9 +72,10 @@ def first_steps(drop: Any) -> Any:
 def dropped(drop: Drop | None, datasets: Mapping[str, HasSamples]) -> LeftOut:
     """Read the samples of drop lists.
 
-    A line is `SOURCE:ID` or the `ID` of the only source; `FILE:ROW`, a row of a converted file, rows counted from 1; or
-    JSON with source and sample_id, from the list written by a run. Empty lines and lines that begin with # are ignored.
-    ConfigError for an unreadable file, for unknown names, and for a line written by a run for another dataset.
+    A line is `SOURCE:ID` or the `ID` of the only source; `STREAM:ID`, a sample of a source's stream; `FILE:ROW`, a row
+    of a converted file, rows counted from 1; or JSON with source and sample_id, from the list written by a run. Empty
+    lines and lines that begin with # are ignored. ConfigError for an unreadable file, for
+    unknown names, and for a line written by a run for another dataset.
     """
     found = LeftOut()
     for each in drop_lists(drop):
@@ -81,12 +86,21 @@ def dropped(drop: Drop | None, datasets: Mapping[str, HasSamples]) -> LeftOut:
     return found
 
 
+def located(datasets: Mapping[str, HasSamples], stream: str, number: int) -> Iterator[tuple[str, int]]:
+    """Yield source and id of a stream's sample; nothing for an unknown stream or number."""
+    for source, each in datasets.items():
+        if (sample_id := each.sample_named(stream, number)) is not None:
+            yield source, sample_id
+
+
 def _named(listed: ListedSample, datasets: Mapping[str, HasSamples]) -> list[tuple[str, int]]:
     name, number, where = listed.name, listed.number, listed.where
     if not name and not listed.is_id and len(datasets) == 1:
         return [_checked(next(iter(datasets)), number, datasets, where=where)]
     if listed.is_id:
         _check_dataset(listed, datasets)
+    if name not in datasets and (of_stream := [*located(datasets, name, number)]):
+        return of_stream
     if listed.is_id or name in datasets:
         return [_checked(name, number, datasets, where=where)]
     return _of_row(name, number, datasets, where=where)

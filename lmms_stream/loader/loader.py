@@ -12,6 +12,7 @@ import torch
 from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
+from ..mds.mixed import Mixing, check_mixing, described_streams, mixed
 from ..mds.provenance import SourceRow
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import SOURCE, Cursor
@@ -30,7 +31,7 @@ from .batch_maker import Collator, LoaderSettings, Ready, processor_that_packs
 from .collate import collate
 from .counts import FetchMeter, LoaderCounts
 from .delivery import LaneDelivery, LoaderState, PlanDelivery, refuse_lanes
-from .drop_list import Drop, dropped
+from .drop_list import Drop, dropped, located
 from .wire import WireBatch, from_wire
 from .worker import LaneWorker, PackWorker, PlanWorker
 from .workers import StartMethod, Workers
@@ -48,8 +49,9 @@ class GlobalStep(NamedTuple):
 class PackedLoader:
     """This rank's batches, each a pack: steps of global_batch / (world_size / replication) batches.
 
-    dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. balance: "deal", or "window"
-    for steps of packs with similar work, see WindowedMixture. An iteration yields the rest of the current epoch, or,
+    dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. mixing: "packs", or
+    "samples" for packs that hold samples of several datasets, see mixed. balance: "deal", or "window" for steps of
+    packs with similar work, see WindowedMixture. An iteration yields the rest of the current epoch, or,
     with weights, runs until every source has reached max_epochs. The samples in the global batch of a step do not
     depend on world size or workers. `len` is the number of batches left.
 
@@ -75,6 +77,7 @@ class PackedLoader:
         weights: Weights | Mapping[int, Weights] | None = None,
         max_epochs: Mapping[str, int] | None = None,
         balance: str | int = "deal",
+        mixing: Mixing = "packs",
         world: World | None = None,
         num_workers: int = 0,
         pad_to: int | None = None,
@@ -92,6 +95,9 @@ class PackedLoader:
         if not named:
             raise ConfigError("a PackedLoader needs at least one dataset")
         datasets = {name: core_of(each) for name, each in named.items()}
+        if mixing == "samples":
+            check_mixing(weights, max_epochs)
+            datasets, weights = {SOURCE: mixed(datasets, weights=weights)}, None  # type: ignore[arg-type]  # checked
         for name, each in datasets.items():
             if each.processor is None:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
@@ -129,7 +135,7 @@ class PackedLoader:
             each.check_cache_limit(samples_ahead=self._delivery.samples_ahead(name, num_packs))
         self._dropped = dropped(drop, datasets)
         self.leave_out(LeftOut())
-        self._fetched = FetchMeter([each.one.cache.tally for each in datasets.values()], self._worker.counts)
+        self._fetched = FetchMeter(self._worker.tallies, self._worker.counts)
 
     def _open(
         self,
@@ -163,18 +169,13 @@ class PackedLoader:
 
     @property
     def urls(self) -> dict[str, str]:
-        """The folder or URL of each source."""
-        return {name: each.one.url for name, each in self._worker.datasets.items()}
+        """The folder or URL of each source, and instead of a source of several streams of each stream."""
+        return self._worker.urls
 
     @property
     def identities(self) -> dict[str, str]:
         """The identity of the dataset of each source, see StoredDataset."""
-        return {name: each.one.identity for name, each in self._worker.datasets.items()}
-
-    @property
-    def num_parts(self) -> dict[str, int]:
-        """Number of dataset parts read for each source, see StreamConfig."""
-        return {name: each.one.num_parts for name, each in self._worker.datasets.items()}
+        return {name: each.identity for name, each in self._worker.datasets.items()}
 
     @property
     def lengths(self) -> dict[str, str]:
@@ -190,7 +191,7 @@ class PackedLoader:
     def counts(self) -> LoaderCounts:
         """Counts of this rank's loader and its workers, by source; may be read in any thread, during an iteration."""
         made = [dict(zip(self.sources, each, strict=True)) for each in self._worker.counts.made()]
-        fetched = dict(zip(self.sources, self._fetched.by_source(), strict=True))
+        fetched = dict(zip(self.urls, self._fetched.by_stream(), strict=True))
         return LoaderCounts(fetched, made, self._workers.num_ready)
 
     @property
@@ -302,8 +303,14 @@ class PackedLoader:
         return self._worker.batches.ready(ready.made, ready.after) if isinstance(ready.made, Work) else (ready,)
 
     def origin_of(self, source: str, sample_id: int) -> SourceRow | None:
-        """The original row of a sample of a source; None if the dataset does not record rows."""
+        """The original row of a sample of a source or stream; None if the dataset does not record rows."""
+        if source not in self.sources:
+            source, sample_id = next(located(self._worker.datasets, source, sample_id))
         return self._worker.datasets[source].origin_of(sample_id)
+
+    def name_of(self, source: str, sample_id: int) -> str:
+        """The name of a sample for the log, SOURCE:ID, or STREAM:NUMBER for a source of several streams."""
+        return self._worker.datasets[source].listed_name(source, sample_id)
 
     @property
     def left_out(self) -> LeftOut:
@@ -452,12 +459,13 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
     """
     if not isinstance(loader, PackedLoader) or loader.state_is_per_rank:
         return None
-    mixture, world = loader.mixture, loader.world
+    mixture, world, datasets = loader.mixture, loader.world, loader._worker.datasets
     sources = {
         name: {
-            "url": loader.urls[name],
+            "url": datasets[name].url,
             "identity": loader.identities[name],
-            "num_parts": loader.num_parts[name],
+            "num_parts": sum(each.num_parts for each in datasets[name].stored),
+            **described_streams(datasets[name]),
             "lengths": loader.lengths[name],
             "packing": dataclasses.asdict(plan.packing),
             "order": dataclasses.asdict(plan.order),
@@ -471,11 +479,7 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
         "max_epochs": mixture.max_epochs,
         **({} if mixture.balance == DEAL else {"balance": mixture.balance}),
         "global_batch": loader.global_batch,
-        "world": {
-            "world_size": world.world_size,
-            "num_nodes": world.num_nodes,
-            "replication": world.replication,
-        },
+        "world": {name: getattr(world, name) for name in ("world_size", "num_nodes", "replication")},
         "skip_steps": [list(each) for each in skipped],
     }
 

@@ -29,6 +29,7 @@ from ..processes.shared_tensors import SharesTensors, shared_zeros
 from ..processors.base import Measured, Processor
 from ..processors.lengths import checked, groups, measured_with_media, measures_media, sample_bytes
 from ..processors.tokenizers import tokenize_in_one_thread
+from ..storage.fetch_config import FetchTally
 from ..types import Batch, Sample
 from .bad_samples import SampleClock
 from .batch_maker import BatchMaker, LoaderSettings, Ready, name_sample, naming, processor_that_packs
@@ -59,7 +60,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         persistent: bool = False,
     ):
         self.datasets = datasets
-        self.counts = WorkerCounts(num_workers, len(datasets))
+        self.counts = WorkerCounts(num_workers, len(datasets), len(self.tallies))
         self.settings = settings
         self.batches = BatchMaker(datasets, settings)
         if settings.bad.sample_timeout_s is not None:
@@ -69,6 +70,21 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
         self._blocks = SharedBlocks()
         self._start = b""
         self._shared = shared_zeros(START_BYTES, dtype=torch.uint8) if persistent else None
+
+    @property
+    def tallies(self) -> list[FetchTally]:
+        """Counts of fetched files of this process, of each stream of each source."""
+        return [stored.cache.tally for each in self.datasets.values() for stored in each.stored]
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """URL of each source, and instead of a source of several streams of each stream: in the order of tallies."""
+        found: dict[str, str] = {}
+        for source, each in self.datasets.items():
+            prefix = f"{source}/" if len(self.datasets) > 1 else ""
+            names = [prefix + name for name in each.names] if len(each.stored) > 1 else [source]
+            found |= zip(names, [stored.url for stored in each.stored], strict=True)
+        return found
 
     def start_at(self, cursor: Mapping[str, Any], *, end_workers: Callable[[], None]) -> None:
         """Let the next iteration begin at a cursor (a result of to_dict), without the batch maker's left-out samples.
@@ -116,7 +132,7 @@ class PackWorker(SharesTensors, IterableDataset[Item]):
             return
         tokenize_in_one_thread()
         self._count_packs(worker=worker.id)
-        tell = self.counts.teller(worker.id, [each.one.cache.tally for each in self.datasets.values()])
+        tell = self.counts.teller(worker.id, self.tallies)
         planned = self._planned(self._told(worker=worker.id), worker=worker.id, num_workers=worker.num_workers)
         for item in self._items(planned, is_sent=True):
             tell()
@@ -285,7 +301,7 @@ def measure(dataset: PackedDataset, sample_ids: NDArray[np.int64], *, pass_over:
         elif isinstance(error, DataError):
             raise naming(dataset, int(sample_ids[at]), error) from error
         else:
-            name_sample(error, f"sample {sample_ids[at]} of {dataset.url}")
+            name_sample(error, dataset.name_of(int(sample_ids[at])))
             raise error
     return measured if has_media else measured[:, 0]
 

@@ -20,9 +20,10 @@ from ..errors import ConfigError
 from ..plan.assign import most_served
 from ..plan.lanes import default_lanes
 from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
-from ..plan.pack_plan import PackPlan
+from ..plan.pack_plan import PackPlan, short_digest
 from ..plan.packing import PackingConfig
-from ..processors.base import Compared, Processor
+from ..plan.sample_order import Streams
+from ..processors.base import Compared, PackFiller, Processor
 from ..processors.lengths import measured_columns
 from ..storage.eviction import CacheQuota, least_cache_limit
 from ..storage.failures import disk_errors
@@ -32,7 +33,7 @@ from ..storage.storage import Storage
 from ..types import Sample, World
 from .auto import ensure_lengths
 from .index import ShardInfo
-from .lengths import LengthIndex
+from .lengths import LengthIndex, concatenated
 from .provenance import Provenance, SourceRow
 from .reader import ShardReader
 from .shard_list import SourcedShards
@@ -43,10 +44,12 @@ Sources = str | Path | StreamConfig | Sequence[str | Path | StreamConfig]
 
 
 class PackedDataset:
-    """Stored streams, read by sample number, and the plan of packs of a single stream.
+    """Stored streams, read by sample number, and the plan of their packs.
 
-    streams: a folder or a URL, or several, with consecutive sample numbers. processor, packing: needed for packs.
-    packing_mode: see PackedStreamingDataset. Raises StorageError, ShardError, ConfigError.
+    streams: a folder or a URL, or several, with consecutive sample numbers. names: of the streams (default: the last
+    part of each URL). counts: samples of each stream in an epoch (default: each sample once); packs of several streams,
+    or of other counts, follow the order of SampleOrder. processor, packing: needed for packs. packing_mode: see
+    PackedStreamingDataset. Raises StorageError, ShardError, ConfigError.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class PackedDataset:
         order: OrderConfig | None = None,
         fetch: FetchConfig | None = None,
         world: World | None = None,
+        names: Sequence[str] = (),
+        counts: Sequence[int] = (),
     ):
         self.processor = processor
         self.packing = packing
@@ -69,7 +74,8 @@ class PackedDataset:
         self.stored = [StoredDataset(stream, config=self.fetch) for stream in _streams(streams)]
         self.num_samples = sum(stored.num_samples for stored in self.stored)
         self._provenance: dict[int, Provenance | None] = {}  # of streams, read at the first request
-        self.is_sampled = False  # whether MosaicML's class gives an epoch fewer, more or repeated samples
+        self.names = tuple(names) or _last_parts([stored.url for stored in self.stored])
+        self.counts = tuple(counts) or tuple(stored.num_samples for stored in self.stored)
         self._limit_cache()
         self.reader = self._open_reader(None)
 
@@ -128,19 +134,47 @@ class PackedDataset:
 
     def origin_of(self, sample_id: int) -> SourceRow | None:
         """The original source row of a sample; None if the dataset does not record rows. See Provenance."""
+        number, within = self.place_of(sample_id)
+        if number not in self._provenance:
+            stored = self.stored[number]
+            self._provenance[number] = Provenance.of(stored.storage, stored.cache.folder)
+        provenance = self._provenance[number]
+        return None if provenance is None else provenance.source_of(within)
+
+    def place_of(self, sample_id: int) -> tuple[int, int]:
+        """Return the number of a sample's stream, and the number of the sample in the stream."""
         for number, stored in enumerate(self.stored):
             if sample_id < stored.num_samples:
-                if number not in self._provenance:
-                    self._provenance[number] = Provenance.of(stored.storage, stored.cache.folder)
-                provenance = self._provenance[number]
-                return None if provenance is None else provenance.source_of(sample_id)
+                return number, sample_id
             sample_id -= stored.num_samples
         raise IndexError(f"sample {sample_id + self.num_samples} of a dataset of {self.num_samples}")
 
+    def name_of(self, sample_id: int) -> str:
+        """Return the name of a sample for errors: its number in its stream, and the stream's URL."""
+        number, within = self.place_of(sample_id)
+        return f"sample {within} of {self.stored[number].url}"
+
+    def listed_name(self, source: str, sample_id: int) -> str:
+        """Return a sample's name for lists and the log, SOURCE:ID; STREAM:NUMBER for a source of several streams."""
+        stream, number = self.place_of(sample_id)
+        return f"{source if len(self.stored) == 1 else self.names[stream]}:{number}"
+
+    def sample_named(self, stream: str, number: int) -> int | None:
+        """Return the id of a stream's sample; None for an unknown stream or number."""
+        if stream not in self.names or not 0 <= number < self.stored[self.names.index(stream)].num_samples:
+            return None
+        return number + sum(each.num_samples for each in self.stored[: self.names.index(stream)])
+
     @property
     def identity(self) -> str:
-        """Identity of the only stream; see StoredDataset."""
-        return self.one.identity
+        """Identity of the only stream, or of all streams together; see StoredDataset."""
+        identities = [stored.identity for stored in self.stored]
+        return identities[0] if len(identities) == 1 else short_digest("-".join(identities).encode())
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether packs hold samples of several streams, or an epoch has other samples than each once."""
+        return len(self.stored) > 1 or list(self.counts) != [stored.num_samples for stored in self.stored]
 
     def samples_of(self, file: str, row: int) -> list[int]:
         """Ids of the samples made from a row of a converted file, rows counted from 1; see Provenance.
@@ -179,14 +213,17 @@ class PackedDataset:
         nodes = self.num_canonical_nodes
         if self.packing is not None and self.mode == "lanes":
             nodes = int(self.lane_order.num_canonical_nodes or 1)
-        least = least_cache_limit(
-            np.concatenate([stored.shards.sizes for stored in self.stored]),
-            self.samples_per_shard,
-            zip_bytes=max(int(stored.shards.zip_sizes.max(initial=0)) for stored in self.stored),
-            block=self.order.shuffle_block_size,
-            num_canonical_nodes=nodes,
-            num_served=most_served(nodes=self.world.group_nodes, num_canonical_nodes=nodes),
-            samples_ahead=samples_ahead,
+        least = sum(
+            least_cache_limit(
+                stored.shards.sizes,
+                stored.shards.samples,
+                zip_bytes=int(stored.shards.zip_sizes.max(initial=0)),
+                block=self.order.shuffle_block_size,
+                num_canonical_nodes=nodes,
+                num_served=most_served(nodes=self.world.group_nodes, num_canonical_nodes=nodes),
+                samples_ahead=samples_ahead,
+            )
+            for stored in self.stored  # each reads from blocks of its own
         )
         if limit < least:
             raise ConfigError(
@@ -207,11 +244,11 @@ class PackedDataset:
 
     @property
     def one(self) -> StoredDataset:
-        """The only stream; ConfigError for several streams, because packs do not mix streams."""
+        """The only stream; ConfigError for several streams."""
         if len(self.stored) > 1:
             raise ConfigError(
-                f"a pack holds samples of one dataset, this one has {len(self.stored)} streams: give PackedLoader a "
-                "dataset for each, by name, and weights"
+                f"this needs a dataset of one stream, and {self.url} are {len(self.stored)} streams: open each by "
+                "itself, or mix whole packs of them (mixing: packs)"
             )
         return self.stored[0]
 
@@ -222,16 +259,22 @@ class PackedDataset:
     @cached_property
     def mode(self) -> Literal["plan", "lanes"]:
         """Source of packs, "plan" or "lanes"; "auto" is a plan, and measures missing lengths."""
+        if self.packing_mode == "lanes" and self.is_mixed:
+            raise ConfigError(
+                "lanes pack a single dataset, each sample once an epoch, and cannot mix the samples of streams: write "
+                "lengths indexes with lmms-stream index, and set packing_mode to auto"
+            )
         if self.packing_mode != "auto":
             return self.packing_mode
         if self.processor is not None:
-            ensure_lengths(self.one, self.processor, world=self.world)
+            for stored in self.stored:
+                ensure_lengths(stored, self.processor, world=self.world)
         return "plan"
 
     @cached_property
     def plan(self) -> PackPlan:
         """The packs of every epoch; ConfigError without processor and packing, LengthsError without an index."""
-        counts = PackCountsFolder(self.one.state_folder / "_lmms" / "counts")
+        counts = PackCountsFolder(self.stored[0].state_folder / "_lmms" / "counts")
         return PackPlan(
             self.length_index(),
             self.samples_per_shard,
@@ -239,18 +282,21 @@ class PackedDataset:
             packing=self.needed_packing,
             counts_cache=counts,
             counting=counts.counting,
+            streams=self.streams,
         )
+
+    @property
+    def streams(self) -> Streams | None:
+        """Streams whose samples packs mix; None for a single stream with each sample once an epoch."""
+        if not self.is_mixed:
+            return None
+        return Streams(self.names, tuple(len(stored.shards) for stored in self.stored), self.counts)
 
     @property
     def needed_packing(self) -> PackingConfig:
         """The packing config; ConfigError without packing, or if packing would cut samples of answers to compare."""
         if self.packing is None:
             raise ConfigError("packs need packing: give the dataset a PackingConfig (packing_length)")
-        if self.is_sampled:
-            raise ConfigError(
-                "epoch_size, proportion, repeat or choose give an epoch other samples, and packs hold each sample once "
-                "an epoch: leave them out, and mix datasets by the weights and max_epochs of PackedLoader"
-            )
         objective = getattr(self.processor, "objective", None)
         if self.packing.overlong in ("truncate", "split") and objective in get_args(Compared):
             raise ConfigError(
@@ -262,9 +308,11 @@ class PackedDataset:
     def length_index(self) -> LengthIndex:
         """The lengths index of this dataset's processor, memory-mapped; LengthsError without an index.
 
-        Without a processor: the index written last.
+        Without a processor: the index written last. The lengths of several streams are joined in memory, 4 bytes a
+        sample.
         """
-        return self.one.length_index(self.processor)
+        indexes = [stored.length_index(self.processor) for stored in self.stored]
+        return indexes[0] if len(indexes) == 1 else concatenated(indexes)
 
     @property
     def lane_order(self) -> OrderConfig:
@@ -283,8 +331,16 @@ class PackedDataset:
     @cached_property
     def pack_reader(self) -> ShardReader:
         """Reader of the processor's columns of each sample, for packs."""
-        if len(self.one.shards.columns) > 1:
-            raise ConfigError(f"the shards of {self.url} differ in their columns: convert the dataset again")
+        for stored in self.stored:
+            if len(stored.shards.columns) > 1:
+                raise ConfigError(f"the shards of {stored.url} differ in their columns: convert the dataset again")
+        columns = [*dict.fromkeys(columns for stored in self.stored for columns in stored.shards.columns)]
+        if len(columns) > 1 and isinstance(self.processor, PackFiller):
+            raise ConfigError(
+                f"the streams of {self.url} differ in their columns ({', '.join(columns[0].names)}, and "
+                f"{', '.join(columns[1].names)}): convert them with the same options, or mix whole packs of them "
+                "(mixing: packs)"
+            )
         return self._open_reader(self.processor.columns if self.processor is not None else None)
 
 
@@ -323,6 +379,12 @@ def _streams(sources: Sources) -> list[StreamConfig]:
     if not isinstance(several, Sequence) or not all(isinstance(each, str | Path | StreamConfig) for each in several):
         raise ConfigError(f"a dataset is read from a folder, a URL or StreamConfigs, got {sources!r}: give one of them")
     return [each if isinstance(each, StreamConfig) else StreamConfig(remote=each) for each in several]
+
+
+def _last_parts(urls: Sequence[str]) -> tuple[str, ...]:
+    """Return names of streams: the last part of each URL, with a number behind a repeated name."""
+    names = [url.rstrip("/").rsplit("/", 1)[-1] for url in urls]
+    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, 1))
 
 
 def processor_of(dataset: PackedDataset | HasCore | OpensLoader) -> Processor | None:

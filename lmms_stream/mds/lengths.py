@@ -289,6 +289,29 @@ def patches_of_all(indexes: Sequence[LengthIndex]) -> list[NDArray[np.integer[An
     return [np.broadcast_to(zero, len(each.lengths)) if each.patches is None else each.patches for each in indexes]
 
 
+def concatenated(indexes: Sequence[LengthIndex]) -> LengthIndex:
+    """Return the index of all samples of several indexes, in turn, with a hash of their hashes."""
+    patches = patches_of_all(indexes)
+    of_kinds = [each.num_tokens_of or {KINDS[0]: each.num_tokens} for each in indexes] if patches is not None else []
+    found = replace(
+        indexes[0],
+        lengths=np.concatenate([each.lengths for each in indexes]),
+        content_hash=_joint_hash([each.content_hash for each in indexes]),
+        patches=None if patches is None else np.concatenate(patches),
+        patches_hash="" if patches is None else _joint_hash([each.patches_hash for each in indexes]),
+        num_tokens_of={kind: sum(each.get(kind, 0) for each in of_kinds) for kind in KINDS} if of_kinds else None,
+        num_cut=sum(each.num_cut for each in indexes),
+        not_shown=added(each.not_shown for each in indexes),
+    )
+    for each in indexes:
+        each.release()
+    return found
+
+
+def _joint_hash(hashes: Sequence[str]) -> str:
+    return hashlib.blake2b(" ".join(hashes).encode(), digest_size=HASH_BYTES).hexdigest()
+
+
 def joint_index(
     indexes: Sequence[LengthIndex],
     *,

@@ -28,10 +28,11 @@ class PackedStreamingDataset(StreamingDataset):
     StreamingDataset's, with other defaults: samples are shuffled, by "blocks" and seed 0, one at a time (batch_size),
     and fetched by FetchConfig.
 
-    processor and packing are needed for packs. packing_mode: "plan" takes packs from a lengths index, "lanes" packs
-    while lengths are measured, "auto" (the default) is "plan" and measures a missing index once, for up to 2 million
-    samples. order: replaces shuffle, shuffle_seed, num_canonical_nodes and shuffle_block_size. fetch: replaces
-    download_retry, download_timeout and cache_limit. world: default from torchrun's variables.
+    processor and packing are needed for packs. With several streams a pack holds samples of all of them. packing_mode:
+    "plan" takes packs from a lengths index, "lanes" packs while lengths are measured, "auto" (the default) is "plan"
+    and measures a missing index once, for up to 2 million samples. order: replaces shuffle, shuffle_seed,
+    num_canonical_nodes and shuffle_block_size. fetch: replaces download_retry, download_timeout and cache_limit. world:
+    default from torchrun's variables.
 
     `ds[i]`, `ds[-1]`, slices, lists and arrays of numbers read samples as dicts of decoded columns. Iteration yields
     the share of this rank and worker in the next epoch, unpacked. Raises StorageError, ShardError; see `plan`.
@@ -65,8 +66,7 @@ class PackedStreamingDataset(StreamingDataset):
             "download_retry": fetch.attempts - 1, "download_timeout": fetch.timeout_s, "cache_limit": fetch.cache_limit,
         }  # fmt: skip
         super().__init__(remote=remote, local=local, **(defaults | keywords))
-        chosen = [int(stream.choose) for stream in self.streams]
-        self.core.is_sampled = chosen != self.samples_per_stream.tolist()
+        self.core.counts = tuple(int(stream.choose) for stream in self.streams)
 
     def _set_world(self, world: World) -> None:
         super()._set_world(self._given_world or world)

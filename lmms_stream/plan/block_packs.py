@@ -27,6 +27,7 @@ from .packing import (
     pack_window,
     to_segments,
 )
+from .sample_order import SampleOrder
 
 KEPT_SEGMENTS = 1 << 21  # for all canonical nodes together: whole blocks of 8 nodes
 MIXED_SEGMENTS = 1 << 23  # for all sources of a mixture together: 128 MiB
@@ -34,6 +35,7 @@ LEAST_SEGMENTS = 1 << 12  # for each canonical node, for any number of nodes
 EVENED_SEGMENTS = 1 << 16  # of even_fit, for each canonical node: a tenth of a second
 WINDOW_SEGMENTS = 1 << 14  # minimum segments per call: smaller calls cost more than their packs
 
+Order = EpochOrder | SampleOrder  # of an epoch, over whole datasets or over streams
 _Numbers = NDArray[np.int64]
 
 
@@ -51,7 +53,7 @@ class PlanInputs:
         return None if self.index.patches is None else self.index.patches[sample_ids]
 
 
-def pack_block(inputs: PlanInputs, order: EpochOrder, node: int, block: int) -> Packs:
+def pack_block(inputs: PlanInputs, order: Order, node: int, block: int) -> Packs:
     """Return all packs of a block, over samples in epoch order."""
     sample_ids = order.block(node, block)
     lengths, patches = inputs.index.lengths[sample_ids], inputs.patches(sample_ids)
@@ -92,9 +94,7 @@ class BlockPacks:
     and go would fragment the heap.
     """
 
-    def __init__(
-        self, inputs: PlanInputs, order: EpochOrder, node: int, block: int, *, before: BlockPacks | None = None
-    ):
+    def __init__(self, inputs: PlanInputs, order: Order, node: int, block: int, *, before: BlockPacks | None = None):
         self.block = block
         self._inputs = inputs
         self._order = order

@@ -21,7 +21,7 @@ SOURCE = "data"  # name of a run's only source
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
     "the lengths index (dataset or processor)",
-    "the shards (dataset)",
+    "the shards (dataset), or the samples of its streams in an epoch",
     "the order settings (seed, shuffle, num_canonical_nodes, shuffle_block_size)",
     "the packing settings (packing_length, strategy, window, overlong, max_samples_per_pack)",
     "the random streams (the NumPy that is installed)",

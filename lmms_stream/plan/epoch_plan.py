@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..freed_memory import give_back_memory
-from .block_packs import BlockPacks, PlanInputs, pack_block
-from .order import EpochOrder, Turns
+from .block_packs import BlockPacks, Order, PlanInputs, pack_block
+from .order import Turns
 from .packing import PackRange, ends_of, runs
 
 _Numbers = NDArray[np.int64]
@@ -71,7 +71,7 @@ class EpochPlan:
     order, counts: of the epoch (see block_counts). Blocks are numbered by their turn in this epoch.
     """
 
-    def __init__(self, inputs: PlanInputs, order: EpochOrder, counts: NDArray[np.int64], *, epoch: int):
+    def __init__(self, inputs: PlanInputs, order: Order, counts: NDArray[np.int64], *, epoch: int):
         self._inputs = inputs
         self.order = order
         self._blocks: dict[int, BlockPacks] = {}  # a block per canonical node
@@ -206,12 +206,13 @@ class EpochPlan:
     def packs_of(self, sample_id: int) -> NDArray[np.int64]:
         """See PackPlan.packs_of."""
         wanted = np.array([sample_id], np.int64)
-        nodes, blocks = self.order.locate(wanted)
-        return self._packs_in_block(int(nodes[0]), int(blocks[0]), wanted).packs
+        _, nodes, blocks = self.order.occurrences(wanted)
+        at = sorted({*zip(nodes.tolist(), blocks.tolist(), strict=True)})
+        return np.concatenate([np.empty(0, np.int64), *(self._packs_in_block(*each, wanted).packs for each in at)])
 
     def first_packs_of(self, sample_ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """See PackPlan.first_packs_of: a block is packed again after all packs before its first pack were yielded."""
-        nodes, blocks = self.order.locate(sample_ids)
+        sample_ids, nodes, blocks = self.order.occurrences(sample_ids)
         waiting: list[tuple[int, int, int, NDArray[np.int64]]] = []  # first pack of a block, the block, its samples
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
             row = self._row(node, block)
@@ -234,12 +235,12 @@ class EpochPlan:
         return int(self._first_blocks[node]) + turn
 
     def _packs_in_block(self, node: int, block: int, sample_ids: NDArray[np.int64]) -> SamplePacks:
-        """Return the packs of samples of a block, by its number in the order; the pieces of a sample in turn."""
+        """Return the packs of samples of a block, by its number in the order: sample by sample, the pieces in turn."""
         ids = self.order.block(node, block)
         packs = pack_block(self._inputs, self.order, node, block)
         segments = np.flatnonzero(np.isin(ids, sample_ids)[packs.order])
         if packs.pieces is not None:
-            segments = segments[np.argsort(packs.pieces[segments], kind="stable")]
+            segments = segments[np.lexsort((packs.pieces[segments], packs.order[segments]))]
         found = np.searchsorted(packs.offsets, segments, side="right") - 1
         row = self._row(node, block)
         if self._turns is not None:
@@ -271,8 +272,8 @@ class EpochPlan:
         tokens = int(self._tokens[rows][:whole].sum())
         left = num_packs - (int(ends[whole - 1]) if whole else 0)
         if left:
-            ids, lengths = self._begun(node, whole, left)
-            samples, tokens = samples + len(np.unique(ids)), tokens + int(lengths.sum())
+            positions, lengths = self._begun(node, whole, left)
+            samples, tokens = samples + len(np.unique(positions)), tokens + int(lengths.sum())
         return Amounts(samples, tokens)
 
     def _samples_of(self, node: int, turn: int) -> int:
@@ -282,7 +283,7 @@ class EpochPlan:
         return min(size, stop - start - block * size)
 
     def _begun(self, node: int, turn: int, num_packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return sample and tokens of each segment in the first packs of a block."""
+        """Return the sample's position in the block, and the tokens, of each segment in the first packs of a block."""
         block = turn if self._turns is None else self._turns.block(node, turn)
         ids = self.order.block(node, block)
         lengths = np.asarray(self._inputs.index.lengths[ids], dtype=np.int64)
@@ -293,7 +294,9 @@ class EpochPlan:
         segments = runs(packs.offsets[numbers], np.diff(packs.offsets)[numbers])
         chosen, limit = packs.order[segments], self._inputs.packing.packing_length
         starts = 0 if packs.pieces is None else packs.pieces[segments].astype(np.int64) * limit
-        return ids[chosen], np.minimum(lengths[chosen] - starts, limit)
+        tokens = lengths[chosen] - starts
+        is_kept = self._inputs.packing.overlong == "keep"
+        return chosen.astype(np.int64), tokens if is_kept else np.minimum(tokens, limit)
 
     def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of packs of a canonical node. rounds: positions in the node; each round takes one pack."""
@@ -335,7 +338,7 @@ Counting = Callable[[str], AbstractContextManager[object]]
 
 def block_counts(
     inputs: PlanInputs,
-    order: EpochOrder,
+    order: Order,
     key: str,
     *,
     counts_cache: CountsCache,
@@ -359,7 +362,7 @@ def block_counts(
     return counts
 
 
-def count_blocks(inputs: PlanInputs, order: EpochOrder, *, num_threads: int | None) -> NDArray[np.int64]:
+def count_blocks(inputs: PlanInputs, order: Order, *, num_threads: int | None) -> NDArray[np.int64]:
     """Count now, with the result of block_counts."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
     inputs = replace(inputs, packing=inputs.packing.counted)

@@ -131,11 +131,12 @@ class StepLookup:
         """
         plan = self.plan(source)
         plan.check_sample(sample_id)
+        num_pieces = plan.num_pieces(sample_id)
         end = self._end_of_epoch(source, stop) if ahead else stop
         return [
-            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), piece, end)
+            self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), number % num_pieces, end)
             for epoch in range(self.num_epochs(source, stop, ahead=ahead))
-            for piece, pack in enumerate(plan.packs_of(epoch, sample_id).tolist())
+            for number, pack in enumerate(plan.packs_of(epoch, sample_id).tolist())
         ]
 
     def num_epochs(self, source: str, stop: int, *, ahead: bool = False) -> int:

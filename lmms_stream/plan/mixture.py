@@ -1,11 +1,12 @@
 """Packs of each step, from several sources. plans + weights + cursor -> [mixture] -> pack ranges; arithmetic only.
 
-A pack holds samples of one source, and packs are nearly full: shares of packs are shares of tokens. The sources take
-turns by Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), with shares that may
-change from turn to turn. Each turn goes to the source with the earliest deadline, among sources that lack at least
-1 / (2k - 2) packs of their share. The deadline of a source is the last turn before it lacks more than 1 - 1 / (2k - 2)
-packs, by the scheduled weights of the next turns. After any number of packs each of the k sources has had its share
-over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the missing packs of each source.
+A pack holds samples of one source, perhaps of several streams (see PackPlan), and packs are nearly full: shares of
+packs are shares of tokens. The sources take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete
+Mathematics 32, 1980), with shares that may change from turn to turn. Each turn goes to the source with the earliest
+deadline, among sources that lack at least 1 / (2k - 2) packs of their share. The deadline of a source is the last turn
+before it lacks more than 1 - 1 / (2k - 2) packs, by the scheduled weights of the next turns. After any number of packs
+each of the k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the
+missing packs of each source.
 
 After a source ends, the others share its turns and its missing packs. A phase of the schedule whose sources have all
 ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.

@@ -144,6 +144,10 @@ class EpochOrder:
         blocks: NDArray[np.int64] = (positions - bounds[nodes, 0]) // self.config.shuffle_block_size
         return nodes, blocks
 
+    def occurrences(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Return the samples, and node and block of each as from locate: each is once in an epoch; see SampleOrder."""
+        return sample_ids, *self.locate(sample_ids)
+
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
         """Return the shards with samples of a block, in laid-out order; an empty array beyond the last block."""
         first, stop = self.node_bounds(node)

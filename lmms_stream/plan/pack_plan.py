@@ -18,17 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LengthsError, PackingError
-from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, PlanInputs
+from ..errors import ConfigError, LengthsError, PackingError
+from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, Order, PlanInputs
 from .epoch_plan import Amounts, Counting, CountsCache, EpochPlan, block_counts, count_blocks
 from .lengths import Lengths, hash_lengths
-from .order import EpochOrder, OrderConfig, in_stored_order, streams_digest
+from .order import EpochOrder, OrderConfig, in_stored_order, shards_of, streams_digest
 from .packing import PackingConfig, PackRange, no_packs
+from .sample_order import SampleOrder, Streams
 from .short_epochs import ShortEpochs, has_short_epochs
 
 Epochs = int | NDArray[np.int64]  # the epoch of all packs, or the epoch of each, ascending
 PLAN_VERSION = 2  # changes when the same inputs give other packs
 WINDOW_VERSION = 4  # version of window_N
+STREAMS_VERSION = 1  # version of the order of several streams, behind the version of the packs
 _CHUNK = 1 << 22  # lengths per vectorized operation
 
 
@@ -40,7 +42,9 @@ class PackPlan:
     counts that are missing in the cache, entered with their key; processes that share the cache take turns: the first
     process counts, and the others read its counts. kept_segments: segments of packs to keep in memory, 16 bytes each,
     for all canonical nodes together; more segments mean fewer replays. By default mixed plans share MIXED_SEGMENTS.
-    Short epochs are packed many at a time (see short_epochs).
+    Short epochs are packed many at a time (see short_epochs). streams: packs hold samples of several streams, in the
+    order of SampleOrder; a sample may come several times in an epoch, or not at all. ConfigError for streams without
+    reshuffle.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class PackPlan:
         counts_cache: CountsCache | None = None,
         counting: Counting = nullcontext,
         kept_segments: int | None = None,
+        streams: Streams | None = None,
     ):
         if isinstance(lengths, Lengths):
             index = lengths
@@ -69,15 +74,21 @@ class PackPlan:
         self.lengths = index.view()
         self.order = in_stored_order(order)
         self.packing = packing
-        first_epoch = EpochOrder(self.samples_per_shard, config=self.order, epoch=0)
-        self.num_canonical_nodes = first_epoch.num_canonical_nodes
+        self.streams = streams
+        if streams is not None and not order.reshuffle:
+            raise ConfigError(
+                "reshuffle: false keeps the packs of the first epoch, and an epoch of several streams has other "
+                "samples: leave reshuffle out, or mix whole packs of the datasets (mixing: packs)"
+            )
+        self.epoch_size = self.num_samples if streams is None else sum(streams.counts)  # samples of an epoch
+        self.num_canonical_nodes = self._order_of(0).num_canonical_nodes
         self.fingerprint = self._fingerprint(index.content_hash + index.patches_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
         self._counting = counting
         self._given_kept_segments = kept_segments
         self.kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
         self._epochs: OrderedDict[int, EpochPlan] = OrderedDict()
-        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._orders: OrderedDict[int, Order] = OrderedDict()
         self._counted: dict[
             int, NDArray[np.int64]
         ] = {}  # packs of epochs, each as int64[1]: `len` asks for all of them
@@ -92,7 +103,12 @@ class PackPlan:
             counts_cache=self._counts_cache,
             counting=self._counting,
             kept_segments=num_segments,
+            streams=self.streams,
         )
+
+    def packed_by(self, packing: PackingConfig) -> PackPlan:
+        """Return the plan with other packing settings; its counts are not kept."""
+        return PackPlan(self.index, self.samples_per_shard, order=self.order, packing=packing, streams=self.streams)
 
     def sharing(self, num_plans: int) -> PackPlan:
         """Return the plan for a mixture of num_plans: all keep MIXED_SEGMENTS together, unless kept_segments is set.
@@ -107,7 +123,9 @@ class PackPlan:
     def is_short(self) -> bool:
         """Whether the source has few samples; does not make `short`."""
         nodes = self.num_canonical_nodes
-        return has_short_epochs(self.index, self.samples_per_shard, packing=self.packing, num_canonical_nodes=nodes)
+        return self.streams is None and has_short_epochs(
+            self.index, self.samples_per_shard, packing=self.packing, num_canonical_nodes=nodes
+        )
 
     @cached_property
     def short(self) -> ShortEpochs | None:
@@ -161,25 +179,55 @@ class PackPlan:
 
     def efficiency(self, epoch: int) -> float:
         """Return the share of the packs' tokens that samples fill, from 0 to 1."""
-        room = self.num_packs(epoch) * self.packing.packing_length + self.num_tokens_over
+        room = self.num_packs(epoch) * self.packing.packing_length + self.num_tokens_over(epoch)
         return self.num_tokens(epoch) / max(1, room)
 
-    @cached_property
-    def num_tokens_over(self) -> int:
-        """Tokens beyond packing_length of samples that are kept whole; equal in each epoch."""
+    def sample_chunks(self, epoch: int) -> Iterator[slice | NDArray[np.int64]]:
+        """Yield the sample ids of an epoch, some at a time, in no order; each id as often as the epoch has it."""
+        if self.streams is None:
+            yield from (slice(at, at + _CHUNK) for at in range(0, self.num_samples, _CHUNK))
+            return
+        order = self._order_of(epoch)
+        for node in range(order.num_canonical_nodes):
+            yield from (order.block(node, block) for block in range(order.num_blocks(node)))
+
+    def num_tokens_over(self, epoch: int) -> int:
+        """Return the tokens beyond packing_length of an epoch's samples that are kept whole."""
         if self.packing.overlong != "keep":
             return 0
-        chunks = (self.lengths[at : at + _CHUNK].astype(np.int64) for at in range(0, self.num_samples, _CHUNK))
+        chunks = (self.lengths[each].astype(np.int64) for each in self.sample_chunks(epoch))
         return sum(int(np.maximum(chunk - self.packing.packing_length, 0).sum()) for chunk in chunks)
 
     def num_longer_than(self, num_tokens: int) -> int:
-        """Return the number of samples of an epoch with a packed segment of more tokens."""
+        """Return the number of samples of the first epoch with a packed segment of more tokens."""
         limit, overlong = self.packing.packing_length, self.packing.overlong
         if num_tokens >= self.longest_pack:
             return 0
-        chunks = (self.lengths[at : at + _CHUNK] for at in range(0, self.num_samples, _CHUNK))
+        chunks = (self.lengths[each] for each in self.sample_chunks(0))
         longer = (each > num_tokens if overlong != "drop" else (each > num_tokens) & (each <= limit) for each in chunks)
         return sum(int(np.count_nonzero(each)) for each in longer)
+
+    def num_pieces(self, sample_id: int) -> int:
+        """Return the number of pieces of a sample in packs; 1 for an overlong sample that is dropped."""
+        is_split = self.packing.overlong == "split"
+        return max(1, -(-int(self.lengths[sample_id]) // self.packing.packing_length)) if is_split else 1
+
+    def streams_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the stream of each sample: int64, of the same shape; zeros without streams."""
+        if self.streams is None:
+            return np.zeros_like(sample_ids)
+        samples = np.cumsum([0, *self.samples_per_shard])
+        return shards_of(sample_ids, samples[self.streams.first_shards[:-1]])
+
+    def tokens_of_streams(self, epoch: int) -> NDArray[np.int64]:
+        """Return the tokens of each stream in the packs of an epoch: int64[num_streams]; reads the whole epoch."""
+        assert self.streams is not None
+        totals = np.zeros(len(self.streams.counts))
+        for ids in self.sample_chunks(epoch):
+            assert not isinstance(ids, slice)
+            tokens = packed_tokens(self.index, ids, packing=self.packing)
+            totals += np.bincount(self.streams_of(ids), tokens, minlength=len(totals))
+        return totals.astype(np.int64)
 
     @cached_property
     def longest_pack(self) -> int:
@@ -215,10 +263,10 @@ class PackPlan:
         return self._epoch(_only(epochs)).canonical_nodes(numbers)
 
     def packs_of(self, epoch: int, sample_id: int) -> NDArray[np.int64]:
-        """Return the numbers of an epoch's packs with a sample: int64[num_pieces], one per piece of a split sample.
+        """Return the numbers of an epoch's packs with a sample: int64[n], for each occurrence one per piece.
 
-        Empty for an overlong sample that is dropped. Only the sample's shuffle block is packed again. PackingError for
-        an unknown id.
+        Whole datasets have each sample once. Empty for an overlong sample that is dropped. Only the sample's blocks are
+        packed again. PackingError for an unknown id.
         """
         self.check_sample(sample_id)
         return self._epoch(epoch).packs_of(sample_id)
@@ -284,11 +332,16 @@ class PackPlan:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
 
-    def _packed(self, epoch: int) -> tuple[str, EpochOrder]:
+    def _packed(self, epoch: int) -> tuple[str, Order]:
         """The key and the order of the epoch whose packs an epoch has: its own, or with fixed packs the first."""
         packed = epoch if self.order.reshuffle else 0
-        order = EpochOrder(self.samples_per_shard, config=self.order, epoch=packed)
-        return f"{self.fingerprint}-{packed}", order
+        return f"{self.fingerprint}-{packed}", self._order_of(packed)
+
+    def _order_of(self, epoch: int) -> Order:
+        if self.streams is None:
+            return EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
+        sizes = np.split(self.samples_per_shard, self.streams.first_shards[1:-1])
+        return SampleOrder(sizes, counts=self.streams.counts, config=self.order, epoch=epoch)
 
     @property
     def _inputs(self) -> PlanInputs:
@@ -297,13 +350,30 @@ class PackPlan:
     def _fingerprint(self, lengths_hash: str) -> str:
         """Return hashes joined by dashes, for comparison field by field (cursor.py)."""
         order = dataclasses.replace(self.order, num_canonical_nodes=self.num_canonical_nodes)
-        version = WINDOW_VERSION if self.packing.is_window_n else PLAN_VERSION
-        return plan_fingerprint(str(version), lengths_hash, self.samples_per_shard, order=order, packing=self.packing)
+        version, sizes = str(WINDOW_VERSION if self.packing.is_window_n else PLAN_VERSION), self.samples_per_shard
+        if self.streams is not None:
+            version += f".{STREAMS_VERSION}"
+            sizes = np.array([*sizes, *self.streams.num_shards, *self.streams.counts], np.int64)
+        return plan_fingerprint(version, lengths_hash, sizes, order=order, packing=self.packing)
 
 
 def _only(epochs: Epochs) -> int:
     """Return the epoch of one or more packs: a plan of long epochs reads an epoch at a time."""
     return epochs if isinstance(epochs, int) else int(epochs[0])
+
+
+def packed_tokens(
+    index: Lengths, sample_ids: slice | NDArray[np.int64], *, packing: PackingConfig
+) -> NDArray[np.int64]:
+    """Return the tokens of samples in packs, all pieces together; 0 for a dropped sample: int64[n]."""
+    lengths, limit = np.asarray(index.lengths[sample_ids], np.int64), packing.packing_length
+    if packing.overlong == "keep":
+        return lengths
+    is_dropped = np.full(len(lengths), packing.overlong == "drop")
+    if index.patches is not None:
+        is_dropped |= np.asarray(index.patches[sample_ids]) > 0
+    tokens = np.minimum(lengths, limit) if packing.overlong == "truncate" else lengths
+    return np.where((lengths > limit) & is_dropped, 0, tokens)
 
 
 def plan_fingerprint(

@@ -1,4 +1,4 @@
-"""The order of unpacked samples over one or several streams. shard sizes + counts -> [sample order] -> sample ids.
+"""The order of samples over one or several streams. shard sizes + counts -> [sample order] -> sample ids.
 
 Integer arithmetic only: O(shards) at a start, O(block) for a range of positions, nothing of the size of an epoch.
 
@@ -15,19 +15,22 @@ later: otherwise all nodes would read the same stream at once.
 The epoch takes a sample of each canonical node in turn: position p is of node p % C; after a node ends, the others
 continue. A single whole stream is its EpochOrder, read round-robin over canonical nodes.
 
-Readers (a loader worker of a group of ranks) share the order in global batches of num_groups * batch_size positions.
-Only a position is saved, and any other world continues from this position.
+Packs of several streams (see PackPlan) are made of a canonical node's samples, a block of successive samples at a time.
+
+Readers of unpacked samples (a loader worker of a group of ranks) share the order in global batches of
+num_groups * batch_size positions. Only a position is saved, and any other world continues from this position.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +102,19 @@ def _share_of(start: int, count: int, *, reader: Reader, num_canonical_nodes: in
     return np.sort(by_node[first:stop])
 
 
+class Streams(NamedTuple):
+    """Streams of a plan, in turn: their names and numbers of shards, and the samples of each in an epoch."""
+
+    names: tuple[str, ...]
+    num_shards: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def first_shards(self) -> NDArray[np.int64]:
+        """First shard of each stream, and the number of all shards: int64[num_streams + 1]."""
+        return np.cumsum([0, *self.num_shards])
+
+
 class SampleOrder:
     """The order of an epoch; sample ids count through the streams in turn.
 
@@ -110,7 +126,9 @@ class SampleOrder:
     def __init__(self, samples_per_shard: Sequence[Ids], *, counts: Sequence[int], config: OrderConfig, epoch: int):
         sizes = [int(shards.sum()) for shards in samples_per_shard]
         config = in_stored_order(config)
+        self.config, self.epoch = config, epoch
         self.num_samples = sum(counts)
+        self._first_shards = np.cumsum([0, *map(len, samples_per_shard)])
         self.num_canonical_nodes = config.num_canonical_nodes or default_canonical_nodes(sum(sizes))
         self._passes = []
         for stream, shards in enumerate(samples_per_shard):
@@ -141,6 +159,62 @@ class SampleOrder:
         stop = first + -(-(self.num_samples - first) // reader.num_groups) * reader.num_groups
         positions = positions_read(first, stop, reader=reader, num_canonical_nodes=self.num_canonical_nodes)
         return (self._ids_or_again(each, reader.num_groups) for each in positions)
+
+    # Blocks of a canonical node's samples, for packs: see EpochOrder
+
+    def node_bounds(self, node: int) -> tuple[int, int]:
+        """Return the first and one-past-last position of a canonical node, with the nodes laid end to end."""
+        first = sum(self._samples_of_node[:node])
+        return first, first + self._samples_of_node[node]
+
+    def num_blocks(self, node: int) -> int:
+        return -(-self._samples_of_node[node] // self.config.shuffle_block_size)
+
+    def block(self, node: int, block: int) -> Ids:
+        """Return the sample ids of a block of a canonical node, in the order of the node: int64[up to block size]."""
+        first, stop = self._bounds_of_block(node, block)
+        cuts = [*range(first, stop, MAX_CHUNK), stop]
+        return np.concatenate([self._ids_of_node(node, np.arange(a, b, dtype=np.int64)) for a, b in pairwise(cuts)])
+
+    def shards_of_block(self, node: int, block: int) -> Ids:
+        """Return the shards of the shuffle blocks of passes with samples of a block; empty beyond the last block.
+
+        The streams take turns, each in laid-out order.
+        """
+        first, stop = self._bounds_of_block(node, block)
+        found, turns = [np.empty(0, np.int64)], [np.empty(0)]
+        for stream in range(len(self._counts)) if first < stop else ():
+            begin, end = np.add(self._candidates(node, stream, first, stop), self._starts[stream][node]).tolist()
+            found.append(self._passes[stream].shards(node, begin, end) + self._first_shards[stream])
+            turns.append(np.linspace(0, 1, len(found[-1])))
+        return np.concatenate(found)[np.argsort(np.concatenate(turns), kind="stable")]
+
+    def occurrences(self, sample_ids: Ids) -> tuple[Ids, Ids, Ids]:
+        """Return sample id, canonical node and block of each occurrence of some samples in the epoch, in no order."""
+        size = self.config.shuffle_block_size
+        found = [
+            (sample_id, node, self._position(node, stream, index - self._starts[stream][node]) // size)
+            for stream, passes in enumerate(self._passes)
+            for node, sample_id, index in passes.places(sample_ids, self._starts[stream], self._counts[stream])
+        ]
+        ids, nodes, blocks = np.array(found, np.int64).reshape(-1, 3).T
+        return ids, nodes, blocks
+
+    def _bounds_of_block(self, node: int, block: int) -> tuple[int, int]:
+        size, total = self.config.shuffle_block_size, self._samples_of_node[node]
+        return min(block * size, total), min((block + 1) * size, total)
+
+    def _position(self, node: int, stream: int, number: int) -> int:
+        """Return the index of sample `number` of a stream in a canonical node's sequence; see _interleave."""
+        rounds, total = 2 * self.num_canonical_nodes, self._samples_of_node[node] * TICKS
+        own = rounds * number + self._phase(node, stream)
+        tick = own * total // (rounds * self._counts[stream][node])
+        position = number
+        for other, counts in enumerate(self._counts):
+            if other != stream and counts[node]:
+                until = (tick + (other < stream)) * rounds * counts[node] - self._phase(node, other) * total
+                position += min(max(-(-until // (rounds * total)), 0), counts[node])
+        return position
 
     def _ids_or_again(self, positions: Ids, num_groups: int) -> Ids:
         """Return the sample ids at ascending positions; fewer than num_groups may be after the epoch's end."""
@@ -205,14 +279,14 @@ class SampleOrder:
         With S streams, a stream is fewer than S samples ahead of or behind its share of any prefix (the sum of S
         phases): candidates for [first, stop) are found without earlier samples, and sorted by their due times.
         """
-        nodes, total, slack = self.num_canonical_nodes, self._samples_of_node[node], len(streams)
+        nodes, total = self.num_canonical_nodes, self._samples_of_node[node]
         ticks, owners, numbers = [], [], []
         for stream in streams:
             count = self._counts[stream][node]
-            begin = max(0, first * count // total - slack)
-            end = min(count, -(-stop * count // total) + slack)
-            phase = 2 * ((node + stream * nodes // len(self._counts)) % nodes) + 1  # in units of a sample / 2C
-            start = (2 * nodes * begin + phase) * total * TICKS - 2 * nodes * count * first * TICKS  # 0 at `first`
+            begin, end = self._candidates(node, stream, first, stop)
+            start = (
+                2 * nodes * begin + self._phase(node, stream)
+            ) * total * TICKS - 2 * nodes * count * first * TICKS  # 0 at `first`
             steps = 2 * nodes * total * TICKS * np.arange(end - begin, dtype=np.int64)
             ticks.append((start + steps) // (2 * nodes * count))
             owners.append(np.full(end - begin, stream, np.uint16))
@@ -220,6 +294,17 @@ class SampleOrder:
         before = sum(int(own[0]) for own in numbers)  # number of samples before the candidates
         due = np.argsort(np.concatenate(ticks), kind="stable")[first - before : stop - before]
         return np.concatenate(owners)[due], np.concatenate(numbers)[due]
+
+    def _phase(self, node: int, stream: int) -> int:
+        """Return the phase of a stream in a canonical node, in units of a sample / 2C."""
+        nodes = self.num_canonical_nodes
+        return 2 * ((node + stream * nodes // len(self._counts)) % nodes) + 1
+
+    def _candidates(self, node: int, stream: int, first: int, stop: int) -> tuple[int, int]:
+        """Return bounds of a stream's samples, among the node's, that may have the node's indices [first, stop)."""
+        count, total = self._counts[stream][node], self._samples_of_node[node]
+        slack = sum(1 for counts in self._counts if counts[node])
+        return max(0, first * count // total - slack), min(count, -(-stop * count // total) + slack)
 
 
 class _Passes:
@@ -231,6 +316,7 @@ class _Passes:
         self._first_id = first_id
         self._orders: dict[int, EpochOrder] = {}
         self._blocks: dict[int, tuple[int, int, NDArray[np.integer[Any]]]] = {}
+        self._lock = threading.Lock()  # threads count the packs of several blocks at a time
         order = self._order(0)
         self._num_samples = order.num_samples
         self._sections = np.diff([order.node_bounds(node) for node in range(order.num_canonical_nodes)]).ravel()
@@ -257,6 +343,40 @@ class _Passes:
         ids += self._first_id
         return ids
 
+    def shards(self, node: int, first: int, stop: int) -> Ids:
+        """Return the shards of the shuffle blocks with a canonical node's indices [first, stop), each once."""
+        found: dict[int, None] = {}
+        section, size = int(self._sections[node]), self._config.shuffle_block_size
+        num_shards = int(np.count_nonzero(self._samples_per_shard))
+        while first < stop and len(found) < num_shards:
+            number, index = divmod(first, section)
+            shards = self._order(number).shards_of_block(node, index // size)
+            found |= dict.fromkeys(shards[self._samples_per_shard[shards] > 0].tolist())
+            first = min(first + size - index % size, (number + 1) * section)
+        return np.array([*found], np.int64)
+
+    def places(self, sample_ids: Ids, starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield canonical node, sample id and index of each occurrence of samples at a node's next indices.
+
+        starts, counts: first index, and number of indices, of each canonical node.
+        """
+        wanted = sample_ids - self._first_id
+        wanted = wanted[(wanted >= 0) & (wanted < self._num_samples)]
+        nodes = [node for node, count in enumerate(counts) if count] if len(wanted) else []
+        ends = {node: starts[node] + counts[node] for node in nodes}
+        first = min((starts[node] // int(self._sections[node]) for node in nodes), default=0)
+        stop = max((-(-ends[node] // int(self._sections[node])) for node in nodes), default=0)
+        for number in range(first, stop):
+            located = self._order(number).locate(wanted)
+            for node, block in dict.fromkeys(zip(*(each.tolist() for each in located), strict=True)):
+                begin = number * int(self._sections[node]) + block * self._config.shuffle_block_size
+                if node not in ends or begin >= ends[node] or begin + self._config.shuffle_block_size <= starts[node]:
+                    continue
+                ids = self._block(node, number, block)
+                for at in np.flatnonzero(np.isin(ids, wanted)).tolist():
+                    if starts[node] <= begin + at < ends[node]:
+                        yield node, int(ids[at]) + self._first_id, begin + at
+
     def _block(self, node: int, number: int, block: int) -> NDArray[np.integer[Any]]:
         kept = self._blocks.get(node)
         if kept is None or kept[:2] != (number, block):
@@ -266,12 +386,14 @@ class _Passes:
         return kept[2]
 
     def _order(self, number: int) -> EpochOrder:
-        if number not in self._orders:
-            # A chunk holds many short passes, and canonical nodes read them one after the other.
-            if len(self._orders) >= max(2, 4096 // (len(self._samples_per_shard) + 1)):
-                del self._orders[next(iter(self._orders))]
-            self._orders[number] = EpochOrder(self._samples_per_shard, config=self._config, epoch=number)
-        return self._orders[number]
+        with self._lock:
+            order = self._orders.get(number)
+            if order is None:
+                # A chunk holds many short passes, and canonical nodes read them one after the other.
+                if len(self._orders) >= max(2, 4096 // (len(self._samples_per_shard) + 1)):
+                    del self._orders[next(iter(self._orders))]
+                order = self._orders[number] = EpochOrder(self._samples_per_shard, config=self._config, epoch=number)
+            return order
 
 
 # Number of samples of each stream in an epoch; MosaicML Streaming's rules, in exact arithmetic.

@@ -264,7 +264,7 @@ class WindowedMixture(Mixture):
         """
         num_packs += 2 * self._packs_in_window(source, global_batch=global_batch)
         plan = self.plans[source]
-        return num_packs * plan.num_samples // plan.num_packs(epoch)
+        return num_packs * plan.epoch_size // plan.num_packs(epoch)
 
     def _packs_in_window(self, source: str, *, global_batch: int) -> int:
         """Return about the maximum packs of a source in a window; 0 without windows."""

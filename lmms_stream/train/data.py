@@ -101,7 +101,8 @@ class RunData:
     @property
     def has_epochs(self) -> bool:
         """Whether the data has finite epochs: not with weights, and not in lanes."""
-        return self.config.weights is None and not self.loader.state_is_per_rank
+        is_weighted = self.config.weights is not None and self.config.mixing == "packs"
+        return not is_weighted and not self.loader.state_is_per_rank
 
     @property
     def epoch(self) -> float:
@@ -124,6 +125,7 @@ class RunData:
             weights=config.weights,
             max_epochs=config.max_epochs,
             balance=config.balance,
+            mixing=config.mixing,
             num_workers=num_workers,
             **options,
         )
@@ -203,6 +205,8 @@ class RunData:
             "collator": self._collator,
         }
         if opens_loader(dataset):
+            if settings.pop("mixing", "packs") != "packs":
+                raise ConfigError("mixing: samples is for datasets of shards: convert the sources, or leave it out")
             loader: PackedLoader = dataset.open_loader(**settings)
         else:
             loader = PackedLoader(dataset, **settings)  # type: ignore[arg-type]  # mappings open no loader

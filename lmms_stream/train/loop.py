@@ -308,7 +308,7 @@ class Loop:
         trainer.log(record)
 
     def _sample_ids(self) -> list[Any]:
-        """Return the sample ids of the latest global batch, with sources if a run has several."""
+        """Return the sample ids of the latest global batch, with sources (or streams) if a run has several."""
         return self._gathered_ids(ids_on_host(self._batches))
 
     def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
@@ -316,7 +316,8 @@ class Loop:
         world, sources = self.trainer.world, self.trainer.loader.sources
         gathered = gather_objects(list(mine), world.world_size)
         ids = sorted(sample for samples in gathered[:: world.replication] for sample in samples)
-        return [f"{source}:{i}" if len(sources) > 1 else i for source, i in ids]
+        is_named = max(len(sources), len(self.trainer.loader.urls)) > 1
+        return [self.trainer.loader.name_of(*each) if is_named else each[1] for each in ids]
 
     def _evaluate(self) -> None:
         trainer = self.trainer

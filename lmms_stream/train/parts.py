@@ -361,6 +361,11 @@ def reference_of(trainer: TrainerParts) -> Reference | None:
     kind = getattr(trainer.task, "reference", None)
     if kind is None:
         return None
+    if kind != "model" and trainer.config.mixing == "samples":
+        raise ConfigError(
+            "a stored reference is kept by dataset, and mixing: samples has one of all datasets: set the task's "
+            "reference to model, or take mixing: packs"
+        )
     frozen = FrozenWeights(trainer.model, keeps=kind == "model")
     if kind == "model":
         return frozen

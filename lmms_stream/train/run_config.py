@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..mds.dataset_config import DatasetConfig
+from ..mds.mixed import check_mixing
 from ..registry import imported
 from ..types import World
 from .model.build import ModelConfig
@@ -33,6 +34,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.datasets):
             raise ConfigError("a run needs exactly one of dataset and datasets")
+        if self.train.mixing == "samples":
+            check_mixing(self.train.weights, self.train.max_epochs)
+            if not self.datasets:
+                raise ConfigError("train.mixing is samples, which mixes several datasets: name them in datasets")
         if self.eval_dataset is not None and self._evaluated is not None:
             raise ConfigError("eval_dataset and dataset.eval_dataset_path both set the evaluation data: leave one out")
         if (

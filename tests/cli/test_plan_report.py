@@ -22,6 +22,7 @@ from lmms_stream.tools.plan.report import (
     EpochReport,
     KindsReport,
     StepsReport,
+    StreamReport,
     TrainedReport,
     compare_balances,
     plot_plans,
@@ -134,9 +135,9 @@ def test_the_command_prints_tables_or_json(dataset_folder: Path, tmp_path: Path)
 def test_the_page_explains_each_figure_by_its_printed_name() -> None:
     page = (ROOT / "docs" / "packing.md").read_text()
     explained = {name for row in re.findall(r"^\| (.+?) \|", page, flags=re.MULTILINE) for name in row.split("; ")}
-    reports = (EpochReport, KindsReport, StepsReport, TrainedReport)
+    reports = (EpochReport, KindsReport, StepsReport, StreamReport, TrainedReport)
     printed = {label_of(field.name) for report in reports for field in dataclasses.fields(report)}
-    assert printed - explained == {"source", "unknown", "steps"}
+    assert printed - explained == {"source", "stream", "unknown", "steps"}
     assert {"steps of an epoch", "steps until all sources end"} <= explained
 
 

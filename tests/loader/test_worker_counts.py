@@ -126,7 +126,7 @@ def test_a_worker_that_is_started_again_goes_on_in_its_row() -> None:
         tally.add(misses=1, num_bytes=10)
         tell()
         tell()
-    assert sum_counts(counts.fetched_by_source()) == FetchCounts(hits=0, misses=3, num_bytes=30)
+    assert sum_counts(counts.fetched_by_stream()) == FetchCounts(hits=0, misses=3, num_bytes=30)
 
 
 def test_epochs_are_told_by_source(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_an_index_that_was_written_again_is_not_mistaken_for_the_old_one(
     [{"epoch_size": 4}, *({"streams": {name: value}} for name, value in (("choose", 4), ("repeat", 2)))],
     ids=str,
 )
-def test_settings_that_give_an_epoch_other_samples_are_refused_for_packs(
+def test_settings_that_give_an_epoch_other_samples_give_its_packs_other_samples(
     keywords: dict[str, Any], dataset_folder: Path, chat_processor: ChatProcessor
 ) -> None:
     packing = PackingConfig(packing_length=1024, overlong="drop")
@@ -264,5 +264,6 @@ def test_settings_that_give_an_epoch_other_samples_are_refused_for_packs(
     else:
         keywords = {"local": dataset_folder, **keywords}
     dataset = PackedStreamingDataset(processor=chat_processor, packing=packing, **keywords)
-    with pytest.raises(ConfigError, match="proportion, repeat or choose give an epoch other samples, and packs hold"):
-        PackedLoader(dataset, global_batch=1)
+    assert dataset.plan.epoch_size == dataset.epoch_size != dataset.size
+    read = [len(batch.sample_ids) for batch in PackedLoader(dataset, global_batch=1)]
+    assert sum(read) == dataset.epoch_size - dataset.plan.num_overlong(0)

@@ -13,7 +13,6 @@ from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageErro
 from lmms_stream.mds.mosaic_streams import Stream
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
@@ -134,14 +133,11 @@ def test_a_split_is_a_folder_and_a_local_folder_alone_will_do(root: Path, tmp_pa
     assert PackedStreamingDataset(root / "b", streams=[])[0]["number"] == 300  # as llm-foundry names no stream
 
 
-def test_packs_are_of_one_stream(root: Path) -> None:
-    dataset = PackedStreamingDataset(
-        streams=[Stream(remote=root / "a"), Stream(remote=root / "b")],
-        processor=TokensProcessor(),
-        packing=PackingConfig(packing_length=10),
-    )
-    with pytest.raises(ConfigError, match=r"this one has 2 streams: give PackedLoader a dataset for each, by name"):
-        _ = dataset.plan
+def test_a_dataset_of_one_stream_is_asked_for_by_name(root: Path) -> None:
+    dataset = PackedStreamingDataset(streams=[Stream(remote=root / "a"), Stream(remote=root / "b")])
+    assert dataset.core.names == ("a", "b")
+    with pytest.raises(ConfigError, match=r"one stream, and .*a, .*b are 2 streams: open each by itself"):
+        _ = dataset.core.one
 
 
 def test_shards_whose_columns_differ_are_refused_for_packs(root: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,10 +10,10 @@ from numpy.typing import NDArray
 
 from ...plan.assign import num_steps
 from ...plan.cursor import Cursor, SourceCursor
-from ...plan.ledger import Ranges, StepLookup, Stretch
-from ...plan.left_out import LeftOut
+from ...plan.ledger import PackEntry, Ranges, StepEntry, StepLookup, Stretch
+from ...plan.left_out import Kind, LeftOut
 from ...plan.mixture import Mixture
-from ...plan.pack_plan import PackPlan
+from ...plan.pack_plan import PackPlan, packed_tokens
 from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 
@@ -49,13 +50,22 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
         if stretch.cursor.step <= step:
             plans |= stretch.mixture.plans
     windows = _in_window(ledger.stretch(step).mixture, cursor)
+    mixed = {name: plan for name, plan in plans.items() if plan.streams is not None}
     found = {
         name: _of(plan, cursor.sources[name], *skipped.get(name, (0, 0)), window=windows.get(name))
         for name, plan in plans.items()
+        if name not in mixed
     }
+    of_streams: dict[str, SourceAmounts] = {}
+    for name, plan in mixed.items():
+        lost = [(left_out or LeftOut()).of_kind(kind).of_source(name).at_step(step - 1) for kind in _LEFT_OUT]
+        entries = _skipped_entries(ledger, step, name)
+        at = cursor.sources[name]
+        for stream, each in _of_streams(plan, at, windows.get(name), entries, lost=lost).items():
+            of_streams[stream if len(plans) == 1 else f"{name}/{stream}"] = each
     if not left_out:
-        return found
-    return {
+        return found | of_streams
+    return of_streams | {
         name: replace(
             each,
             num_quarantined=len(left_out.of_kind("quarantined").of_source(name).at_step(step - 1)),
@@ -114,6 +124,7 @@ class _InWindow:
         self._epochs, self._is_read = np.repeat(packs.epochs, counts), np.repeat(read, counts)
         self.num_tokens = int(self._lengths[self._is_read].sum())
         self.reaches_next_epoch = bool((self._epochs > begin.epoch).any())
+        self.segments = tuple(each[self._is_read] for each in (packs.sample_ids, packs.starts, packs.lengths))  # read
 
     def new_samples(self, plan: PackPlan) -> NDArray[np.int64]:
         """Return the samples that were read, once for each epoch, without those begun before the window."""
@@ -160,11 +171,8 @@ def _skipped(ledger: StepLookup, stop: int) -> dict[str, tuple[int, int]]:
     A split sample counts if all pieces are in skipped steps.
     """
     tokens: dict[tuple[str, int], dict[int, int]] = {}  # by source and epoch, of each sample
-    ranges = {each for stretch in ledger.stretches for each in stretch.skipped}
-    first_step = ledger.stretches[0].cursor.step
-    for number in sorted({number for first, end in ranges for number in range(max(first, first_step), min(end, stop))}):
-        entry = ledger.step(number)
-        for pack in entry.packs if entry.is_skipped else ():
+    for entry in _skipped_steps(ledger, stop):
+        for pack in entry.packs:
             of_epoch = tokens.setdefault((pack.source, pack.epoch), {})
             for sample_id, length in zip(pack.sample_ids.tolist(), pack.lengths.tolist(), strict=True):
                 of_epoch[sample_id] = of_epoch.get(sample_id, 0) + length
@@ -177,9 +185,86 @@ def _skipped(ledger: StepLookup, stop: int) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _skipped_steps(ledger: StepLookup, stop: int) -> Iterator[StepEntry]:
+    """Yield the skipped steps before `stop`."""
+    ranges = {each for stretch in ledger.stretches for each in stretch.skipped}
+    first_step = ledger.stretches[0].cursor.step
+    for number in sorted({number for first, end in ranges for number in range(max(first, first_step), min(end, stop))}):
+        entry = ledger.step(number)
+        if entry.is_skipped:
+            yield entry
+
+
 def _packed_tokens(plan: PackPlan, sample_id: int) -> int:
     length = int(plan.lengths[sample_id])
     return min(length, plan.packing.packing_length) if plan.packing.overlong == "truncate" else length
+
+
+# Amounts of the streams of a source: packs hold samples of several, and are made again.
+
+_LEFT_OUT: tuple[Kind, Kind] = ("quarantined", "dropped")
+_AT_ONCE = 1 << 12  # packs to make together
+
+
+def _of_streams(
+    plan: PackPlan,
+    at: SourceCursor,
+    window: _InWindow | None,
+    skipped: Sequence[PackEntry],
+    *,
+    lost: Sequence[NDArray[np.int64]],
+) -> dict[str, SourceAmounts]:
+    """Amounts of each stream of a source, from all packs before a step, which are made again.
+
+    skipped: packs of skipped steps. lost: ids of quarantined, and of dropped samples.
+    """
+    assert plan.streams is not None
+    num_streams = len(plan.streams.names)
+    seen = np.zeros(plan.num_samples, bool)
+    read, passed = np.zeros((2, num_streams), np.int64), np.zeros((2, num_streams), np.int64)  # samples, tokens
+
+    def add(into: NDArray[np.int64], ids: NDArray[np.int64], starts: NDArray[np.int64], tokens: object) -> None:
+        streams = plan.streams_of(ids)
+        into[0] += np.bincount(streams[starts == 0], minlength=num_streams)
+        into[1] += np.bincount(streams, tokens, minlength=num_streams).astype(np.int64)  # type: ignore[arg-type]
+        seen[ids] = True
+
+    begin = at if window is None else window.begin
+    for epoch in range(begin.epoch + 1):
+        stop = plan.num_packs(epoch) if epoch < begin.epoch else begin.packs
+        for first in range(0, stop, _AT_ONCE):
+            packs = plan.packs(epoch, first, min(stop, first + _AT_ONCE))
+            add(read, packs.sample_ids, packs.starts, packs.lengths)
+    if window is not None:
+        add(read, *window.segments)
+    for each in skipped:
+        add(passed, each.sample_ids, each.starts, each.lengths)
+    ids = np.arange(plan.num_samples)
+    is_packed = packed_tokens(plan.index, slice(None), packing=plan.packing) > 0
+    stored, packed, known, *out = (
+        np.bincount(plan.streams_of(each), minlength=num_streams).tolist()
+        for each in (ids, ids[is_packed], ids[seen], *lost)
+    )
+    return {
+        name: SourceAmounts(
+            epochs=int(read[0, number]) / max(1, packed[number]),
+            num_samples=int(read[0, number] - passed[0, number]),
+            num_tokens=int(read[1, number] - passed[1, number]),
+            num_skipped_samples=int(passed[0, number]),
+            num_skipped_tokens=int(passed[1, number]),
+            num_seen=known[number],
+            num_unseen=packed[number] - known[number],
+            num_overlong=stored[number] - packed[number],
+            num_quarantined=out[0][number],
+            num_dropped=out[1][number],
+        )
+        for number, name in enumerate(plan.streams.names)
+    }
+
+
+def _skipped_entries(ledger: StepLookup, stop: int, source: str) -> list[PackEntry]:
+    """Return the packs of a source in skipped steps before `stop`."""
+    return [pack for entry in _skipped_steps(ledger, stop) for pack in entry.packs if pack.source == source]
 
 
 # The end of a run: stretches and skipped steps -> counts of steps. Pure.

@@ -174,8 +174,8 @@ def _named(ledger: Ledger, text: str) -> list[tuple[str, int]]:
         raise ConfigError(
             f"--sample {text}: expected SOURCE:ID, with one of the sources {', '.join(ledger.urls)}, or FILE:ROW"
         )
-    if source in ledger.urls or not any(map(ledger.origins.provenance, ledger.urls)):
-        return [(source, int(number))]
+    if source in {*ledger.urls, *ledger.identities} or not ledger.origins.are_known:
+        return [ledger.located(source, int(number))]
     return ledger.origins.samples_of_row(source, int(number))
 
 
@@ -185,5 +185,6 @@ def _show(ledger: Ledger, samples: list[tuple[str, int]]) -> None:
 
     seen: dict[tuple[str, int], Any] = dict.fromkeys(samples)
     for source, sample_id in seen:
-        view, num_samples = inspect_sample(ledger.urls[source], sample_id, processor=None)
+        name, number = ledger.named(source, sample_id)
+        view, num_samples = inspect_sample(ledger.urls[name], number, processor=None)
         print_view(view, total=num_samples)

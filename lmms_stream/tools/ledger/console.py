@@ -16,7 +16,7 @@ from ...cli.console import console, print_records, visible
 if TYPE_CHECKING:
     from ...mds.provenance import SourceRow
     from ...plan.ledger import PackEntry, PieceEntry, StepEntry
-    from .retrain import Retraining
+    from .opening import Retraining
     from .run import Ledger, LoggedLedger
 
 SHOWN_IDS = 12  # of a pack, in the table
@@ -43,7 +43,7 @@ def print_step(ledger: Ledger, entry: StepEntry, *, as_json: bool) -> None:
         turn = (_ranks(ledger, entry.number, pack.group), str(pack.micro_batch))
         amounts = (f"{pack.lengths.sum():,}", str(len(pack.sample_ids)))
         table.add_row(*turn, Text(visible(pack.source)), str(pack.epoch), str(pack.number), *amounts)
-        ids.add_row(*turn, Text(visible(_shown(pack, of_pack))))
+        ids.add_row(*turn, Text(visible(_shown(ledger, pack, of_pack))))
     console.print(Text(visible(f"step {entry.number}, {_when(ledger, entry)}")), soft_wrap=True)
     console.print(table)
     console.print(ids)
@@ -153,7 +153,9 @@ def _print_sample(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry])
     source, sample_id = sample
     rows = ledger.origins.of(source, [sample_id])
     made_of = f", made of {rows[0]}" if rows else ""
-    named = f"sample {sample_id} of {source} (dataset {ledger.identities[source]})"
+    stream, number = ledger.named(source, sample_id)
+    of_stream = f", {stream}:{number}" if stream != source else ""
+    named = f"sample {sample_id} of {source}{of_stream} (dataset {ledger.identities[source]})"
     console.print(Text(visible(f"{named}, {ledger.tokens_of(*sample):,} tokens{made_of}")), soft_wrap=True)
     table = Table("epoch", "piece", "pack", "step", "when", "rank", "micro-batch")
     for entry in entries:
@@ -202,11 +204,12 @@ def _print_notes(ledger: Ledger) -> None:
         console.print(Text(visible(line), style="yellow"), soft_wrap=True)
 
 
-def _shown(pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
-    """First samples of a pack, each with its source row if known."""
-    ids = pack.sample_ids.tolist()
+def _shown(ledger: Ledger, pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
+    """First samples of a pack, each with its stream, if the source has several, and with its source row if known."""
+    names = [ledger.named(pack.source, each) for each in pack.sample_ids.tolist()]
+    ids = [str(number) if name == pack.source else f"{name}:{number}" for name, number in names]
     more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
-    shown = map(str, ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
+    shown = iter(ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
     return f"{', '.join(list(shown)[:SHOWN_IDS])}{more}"
 
 

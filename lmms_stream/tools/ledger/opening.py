@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...errors import CheckpointError, ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
+from ...mds.mixed import mixed
 from ...plan.cursor import SOURCE
+from ...plan.ledger import StepLookup
+from ...plan.left_out import LeftOut
 from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
 from ...train.checkpoint.store import Checkpoint, checkpoints_url, open_target, read_checkpoint, split_path
@@ -96,7 +102,7 @@ def history_of_config(path: Path, *, world: World, overrides: Sequence[str] = ()
     loader = PackedLoader(
         run.built,  # type: ignore[arg-type]  # none of several opens a loader
         global_batch=train.global_batch, weights=train.weights, max_epochs=train.max_epochs,
-        balance=train.balance, world=run.world,
+        balance=train.balance, mixing=train.mixing, world=run.world,
     )  # fmt: skip
     stretch = stretch_of(loader, skipped=train.skip_steps)
     assert stretch is not None  # nothing is in lanes
@@ -136,7 +142,8 @@ class PlannedRun:
     def mixture(self) -> WindowedMixture:
         plans = {name: each.plan for name, each in self.datasets.items()}
         train = self.train
-        return WindowedMixture(plans, weights=train.weights, max_epochs=train.max_epochs, balance=train.balance)
+        weights = None if train.mixing == "samples" else train.weights
+        return WindowedMixture(plans, weights=weights, max_epochs=train.max_epochs, balance=train.balance)
 
 
 def open_run(
@@ -158,6 +165,8 @@ def open_run(
     train, world, built = opened(data, path, world, is_stored)
     named = built if isinstance(built, Mapping) else {SOURCE: built}
     cores = {name: _core(each, name=name, path=path) for name, each in named.items()}
+    if train.mixing == "samples":
+        cores = {SOURCE: mixed(cores, weights=train.weights)}  # type: ignore[arg-type]  # no schedule
     return PlannedRun(path=path, train=train, world=world, built=built, datasets=cores)
 
 
@@ -225,3 +234,57 @@ def not_stored(name: str, dataset_type: str) -> ConfigError:
         f"the shards of dataset {name!r} are made when the run begins (dataset_type {dataset_type}): convert it with "
         "lmms-stream convert, and name its folder or URL as remote"
     )
+
+
+# The first step that was trained on any of some samples, and the checkpoint before the step.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retraining:
+    """Effect of removing some samples on a run.
+
+    step: the first step trained on any removed sample; source, sample_id: one removed sample in this step. num_steps:
+    steps from there to the end of the history, including skipped steps. checkpoint: the latest checkpoint before
+    `step`; None: no earlier checkpoint exists, and the run would start again from step 0.
+    """
+
+    step: int
+    source: str
+    sample_id: int
+    num_steps: int
+    checkpoint: str | None
+
+
+def retraining(
+    plans: StepLookup, sample_ids: Mapping[str, NDArray[np.int64]], *, history: RunHistory, left_out: LeftOut
+) -> Retraining | None:
+    """Return the effect of removing samples; None if no step was trained on the samples. sample_ids: by source."""
+    stop, firsts = history.stop, []
+    for source, ids in sample_ids.items():
+        found = plans.first_step(source, ids, stop=stop, left_out=left_out)
+        if found is not None:
+            firsts.append(found)
+            stop = found.step + 1  # other sources matter only at earlier steps
+    if not firsts:
+        return None
+    first = min(firsts, key=lambda each: each.step)
+    return Retraining(
+        step=first.step,
+        source=first.source,
+        sample_id=first.sample_id,
+        num_steps=history.stop - first.step,
+        checkpoint=None if history.checkpoints is None else _last_before(history.checkpoints, first.step),
+    )
+
+
+def _last_before(checkpoints: str, step: int) -> str | None:
+    """Return the latest complete checkpoint in a folder or URL with steps before `step` only."""
+    target = open_target(checkpoints, staging=Path())  # nothing is fetched
+    for number in reversed(target.candidates()):
+        try:
+            found = read_checkpoint(target.storage, number)
+        except CheckpointError:  # a lost file: no run can resume from this checkpoint
+            continue
+        if int(found.state["cursor"]["step"]) <= step:
+            return found.where
+    return None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import ConfigError
+from ...mds.core import PackedDataset
 from ...mds.provenance import Provenance, SourceRow
 from ...mds.streams import StoredDataset
 from ...storage.local import LocalStorage
@@ -18,7 +19,7 @@ FEW_SAMPLES = 64  # up to this number, rows of a remote dataset are read one by 
 class Origins:
     """Source rows of the samples of stored datasets. stored: datasets by name of the source."""
 
-    def __init__(self, stored: Mapping[str, StoredDataset]):
+    def __init__(self, stored: Mapping[str, StoredDataset | PackedDataset]):
         self._stored = stored
         self._provenance: dict[str, Provenance | None] = {}
 
@@ -28,6 +29,10 @@ class Origins:
         For a remote dataset, rows of up to FEW_SAMPLES samples are read one by one; for more samples the full array is
         downloaded (8 bytes per sample, at most MAX_FETCHED_BYTES).
         """
+        stored = self._stored[source]
+        if isinstance(stored, PackedDataset):
+            rows = [stored.origin_of(each) for each in sample_ids]
+            return None if None in rows else rows  # type: ignore[return-value]
         provenance = self.provenance(source)
         if provenance is None:
             return None
@@ -42,11 +47,32 @@ class Origins:
         """Datasets by name of the source, with the interface for drop lists."""
         return {source: NamedSamples(self, source) for source in self._stored}
 
+    @property
+    def are_known(self) -> bool:
+        """Whether any dataset has source rows."""
+        return any(isinstance(each, PackedDataset) or self.provenance(name) for name, each in self._stored.items())
+
     def num_samples(self, source: str) -> int:
         return self._stored[source].num_samples
 
     def identity(self, source: str) -> str:
         return self._stored[source].identity
+
+    def sample_named(self, source: str, stream: str, number: int) -> int | None:
+        """Return the id of a sample of a source's stream; None for another name."""
+        stored = self._stored[source]
+        return stored.sample_named(stream, number) if isinstance(stored, PackedDataset) else None
+
+    def sample_ids(self, source: str, file: str, row: int) -> list[int]:
+        """Return the ids of samples made from a row, see samples_of_row; ConfigError without a record of the file."""
+        stored = self._stored[source]
+        if isinstance(stored, PackedDataset):
+            return stored.samples_of(file, row)
+        provenance = self.provenance(source)
+        if provenance is None:
+            raise ConfigError(f"the dataset of {source} has no record of the sources of its samples")
+        found: list[int] = provenance.sample_of(file, row).tolist()
+        return found
 
     def samples_of_row(self, file: str, row: int) -> list[tuple[str, int]]:
         """Samples made from a row of a file, each with its source; reads the full array.
@@ -59,12 +85,8 @@ class Origins:
         found: list[tuple[str, int]] = []
         reasons: list[str] = []
         for source in self._stored:
-            provenance = self.provenance(source)
-            if provenance is None:
-                reasons.append(f"the dataset of {source} has no record of the sources of its samples")
-                continue
             try:
-                ids = provenance.sample_of(file, row).tolist()
+                ids = self.sample_ids(source, file, row)
                 there = [(source, sample_id) for sample_id in ids if sample_id < self._stored[source].num_samples]
                 found += there
                 if ids and not there:
@@ -77,9 +99,11 @@ class Origins:
         return found
 
     def provenance(self, source: str) -> Provenance | None:
-        """Provenance of a source's dataset; None for a dataset without source rows."""
+        """Provenance of a source's dataset; None for a dataset without source rows. ConfigError for several streams."""
         if source not in self._provenance:
             stored = self._stored[source]
+            if isinstance(stored, PackedDataset):
+                stored = stored.one
             self._provenance[source] = Provenance.of(stored.storage, stored.cache.folder)
         return self._provenance[source]
 
@@ -114,9 +138,10 @@ class NamedSamples:
     def identity(self) -> str:
         return self.origins.identity(self.source)
 
+    def sample_named(self, stream: str, number: int) -> int | None:
+        """See HasSamples."""
+        return self.origins.sample_named(self.source, stream, number)
+
     def samples_of(self, file: str, row: int) -> list[int]:
         """Ids of the samples made from a row of a file; ConfigError if the dataset was not made from the file."""
-        provenance = self.origins.provenance(self.source)
-        if provenance is None:
-            raise ConfigError("it has no record of its sources: convert it again")
-        return [each for each in provenance.sample_of(file, row).tolist() if each < self.num_samples]
+        return [each for each in self.origins.sample_ids(self.source, file, row) if each < self.num_samples]

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...errors import CheckpointError, ConfigError, CursorError, LmmsStreamError
 from ...loader.drop_list import dropped
-from ...mds.core import PackCountsFolder
+from ...mds.core import PackCountsFolder, PackedDataset
+from ...mds.lengths import concatenated
 from ...mds.streams import StoredDataset, StreamConfig
 from ...plan.cursor import FINGERPRINT_FIELDS, Cursor, explain_other_plan
 from ...plan.ledger import PieceEntry, StepEntry, Stretch
@@ -27,9 +28,8 @@ from ...train.checkpoint.store import CHECKPOINTS_NAME
 from ...train.report.train_log import LOG_NAME, history, read_log
 from ...types import World
 from .amounts import SourceAmounts, amounts_of, step_after, steps_to_end
-from .opening import RunHistory, open_history
+from .opening import Retraining, RunHistory, open_history, retraining
 from .origins import Origins
-from .retrain import Retraining, retraining
 
 When = Literal["trained", "passed over", "planned", "beyond the end", "not read", "quarantined", "dropped"]
 
@@ -167,8 +167,27 @@ class Ledger:
 
     @property
     def urls(self) -> dict[str, str]:
-        """URL of each source."""
-        return {name: stored.url for name, stored in self._sources.stored.items()}
+        """URL of each source, and instead of a source of several streams of each stream."""
+        return {
+            name: one.url
+            for source, each in self._sources.stored.items()
+            for name, one in _streams(source, each).items()
+        }
+
+    def located(self, name: str, number: int) -> tuple[str, int]:
+        """Return source and id of a sample, by the name of its source, or of its stream."""
+        for source in self._sources.stored if name not in self._sources.stored else ():
+            if (sample_id := self.origins.sample_named(source, name, number)) is not None:
+                return source, sample_id
+        return name, number
+
+    def named(self, source: str, sample_id: int) -> tuple[str, int]:
+        """Return the stream of a sample and its number in the stream; source and id for a source without streams."""
+        stored = self._sources.stored[source]
+        if not isinstance(stored, PackedDataset):
+            return source, sample_id
+        stream, number = stored.place_of(sample_id)
+        return stored.names[stream], number
 
     @property
     def identities(self) -> dict[str, str]:
@@ -255,7 +274,7 @@ class OpenedSources:
         self._opened: dict[str, StoredDataset] = {}  # current versions, by URL
         self._stored: dict[tuple[str, str], StoredDataset] = {}  # by URL and the shards' digest in the plan
         self._plans: dict[str, PackPlan] = {}
-        self.stored: dict[str, StoredDataset] = {}
+        self.stored: dict[str, StoredDataset | PackedDataset] = {}
         self.num_added: dict[str, int] = {}
 
     def url(self, name: str, saved: Mapping[str, Any]) -> str:
@@ -267,6 +286,8 @@ class OpenedSources:
         LengthsError, StorageError for missing data, CursorError if the URL has a different dataset.
         """
         key = repr((name, sorted(saved.items())))
+        if "streams" in saved:
+            return self._mixed_plan(name, saved, key, followed=followed)
         stored = self.stored[name] = self._as_it_was(
             name, self.url(name, saved), num_parts=saved.get("num_parts"), shards=_shards_of(followed)
         )
@@ -279,6 +300,31 @@ class OpenedSources:
                 packing=PackingConfig(**saved["packing"]),
                 counts_cache=counts,
                 counting=counts.counting,
+            )
+            _check_same(name, built, stored, followed=followed, saved=saved)
+            self._plans[key] = built
+        return self._plans[key]
+
+    def _mixed_plan(self, name: str, saved: Mapping[str, Any], key: str, *, followed: str) -> PackPlan:
+        """Plan of a source of several streams."""
+        if key not in self._plans:
+            listed = saved["streams"]
+            configs = [
+                StreamConfig(remote=self._urls.get(each["name"], each["url"]), num_parts=each["num_parts"])
+                for each in listed
+            ]
+            names, counts = [[each[field] for each in listed] for field in ("name", "count")]
+            stored = self.stored[name] = PackedDataset(configs, names=names, counts=counts, world=World())
+            folder = PackCountsFolder(stored.stored[0].cache.folder / "_lmms" / "counts")
+            indexes = [each.lengths_of(saved["lengths"]) for each in stored.stored]
+            built = PackPlan(
+                indexes[0] if len(indexes) == 1 else concatenated(indexes),
+                stored.samples_per_shard,
+                order=OrderConfig(**saved["order"]),
+                packing=PackingConfig(**saved["packing"]),
+                counts_cache=folder,
+                counting=folder.counting,
+                streams=stored.streams,
             )
             _check_same(name, built, stored, followed=followed, saved=saved)
             self._plans[key] = built
@@ -304,6 +350,13 @@ class OpenedSources:
         return found
 
 
+def _streams(source: str, stored: StoredDataset | PackedDataset) -> dict[str, StoredDataset]:
+    """Return the stored datasets of a source: by name of the stream, or of the source without streams."""
+    if isinstance(stored, PackedDataset):
+        return dict(zip(stored.names, stored.stored, strict=True))
+    return {source: stored}
+
+
 def _shards_of(followed: str) -> str:
     """Digest of the shards in a plan's fingerprint; "" for a fingerprint of another release."""
     fields = followed.split("-")
@@ -314,7 +367,9 @@ def _digest(stored: StoredDataset) -> str:
     return short_digest(stored.shards.samples.tobytes())
 
 
-def _check_same(name: str, built: PackPlan, stored: StoredDataset, *, followed: str, saved: Mapping[str, Any]) -> None:
+def _check_same(
+    name: str, built: PackPlan, stored: StoredDataset | PackedDataset, *, followed: str, saved: Mapping[str, Any]
+) -> None:
     """Raise CursorError if a dataset differs from the run's dataset: sample ids are then invalid."""
     differs = explain_other_plan(name, followed, built.fingerprint) if built.fingerprint != followed else ""
     identity = saved.get("identity", stored.identity)  # missing in checkpoints of earlier releases

@@ -169,6 +169,7 @@ def refuse_given(options: argparse.Namespace, names: Sequence[str], run: Path) -
 
 def _plan_datasets(options: argparse.Namespace) -> int:
     from ...cli.console import print_next
+    from ...mds.mixed import streams_of
     from ..ledger.opening import model_positions
     from .console import print_plan
     from .report import (
@@ -179,6 +180,7 @@ def _plan_datasets(options: argparse.Namespace) -> int:
         report_kinds,
         report_run,
         report_steps,
+        report_streams,
         report_trained,
         with_strategy,
     )
@@ -212,11 +214,18 @@ def _plan_datasets(options: argparse.Namespace) -> int:
         }
     comparison = [report_epoch(plan, source=name, epoch=0) for name, plan in compared.items()]
     kinds = [report for name, plan in plans.items() if (report := report_kinds(plan, source=name)) is not None]
+    streams = [report for name, plan in plans.items() for report in report_streams(plan, source=name)]
+    alone = {
+        name if each is one else stream: each
+        for name, one in datasets.items()
+        for stream, each in streams_of(one).items()
+    }
+    num_sources = len(alone)
     trained = [
-        report_trained(each, _reading(each), source=name, num_sources=len(datasets)) for name, each in datasets.items()
+        report_trained(each, _reading(each), source=name, num_sources=num_sources) for name, each in alone.items()
     ]
     is_weighted = mixture.schedule is not None
-    print_plan(epochs, steps, comparison, kinds, trained, is_weighted=is_weighted, as_json=options.json)
+    print_plan(epochs, steps, comparison, kinds, trained, streams, is_weighted=is_weighted, as_json=options.json)
     if options.plot:
         plot_plans(compared or plans, options.plot)
     if not options.json:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ...cli.console import console, label_of, print_record, print_records, print_table, shown_value, visible
 from ...errors import ConfigError
-from .report import EpochReport, KindsReport, StepsReport, TrainedReport
+from .report import EpochReport, KindsReport, StepsReport, StreamReport, TrainedReport
 
 if TYPE_CHECKING:
     from ...train.run.settings import TrainConfig
@@ -30,6 +30,7 @@ def print_plan(
     comparison: Sequence[EpochReport],
     kinds: Sequence[KindsReport] = (),
     trained: Sequence[TrainedReport] = (),
+    streams: Sequence[StreamReport] = (),
     *,
     is_weighted: bool = False,
     as_json: bool,
@@ -41,6 +42,7 @@ def print_plan(
             "comparison": comparison,
             "kinds": kinds,
             "trained": trained,
+            "streams": streams,
         }
         records = {name: [dataclasses.asdict(record) for record in table] for name, table in tables.items()}
         sys.stdout.write(json.dumps(records | {"steps": dataclasses.asdict(steps)}, indent=1) + "\n")
@@ -49,6 +51,8 @@ def print_plan(
     if all(report.num_beyond_positions is None for report in epochs):
         of_media = (*of_media, "num_beyond_positions")
     print_records("epochs", [(report.source, report) for report in epochs], left_out=of_media)
+    if streams:
+        print_records("streams of an epoch", [(report.stream, report) for report in streams], left_out=["stream"])
     if kinds:
         print_records("text and media", [(report.source, report) for report in kinds])
     of_runs = ("num_run_steps", "run_end") if steps.run_end is None else ()
@@ -94,6 +98,11 @@ def plan_change(options: argparse.Namespace) -> int:
 
     planned = open_run(options.run, overrides=settings_of(options))
     datasets, train = planned.datasets, planned.train
+    if mixed := [name for name, each in datasets.items() if each.is_mixed]:
+        raise ConfigError(
+            f"{mixed[0]!r} packs samples of several streams, whose shares a run keeps to its end: leave --from out, or "
+            "take mixing: packs"
+        )
     run = Ledger(options.checkpoint, urls={name: each.one.url for name, each in datasets.items()})
     left_out = run.left_out.merge([dropped(train.bad_samples.drop, datasets)])
     ledger = changed(

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ...train.run.settings import TrainConfig
 
 COMPARED_STRATEGIES = ("best_fit", "window_16384", "window_1024", "first_fit", "next_fit")
-_CHUNK = 1 << 22  # lengths looked at together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,35 +121,70 @@ def report_epoch(plan: PackPlan, *, source: str, epoch: int, positions: int | No
     num_packs, num_tokens = plan.num_packs(epoch), plan.num_tokens(epoch)
     overlong = plan.num_overlong(epoch)
     overlong_media = plan.num_overlong_media(epoch)
-    packed = plan.num_samples - (overlong if plan.packing.overlong == "drop" else overlong_media)
+    packed = plan.epoch_size - (overlong if plan.packing.overlong == "drop" else overlong_media)
     return EpochReport(
         source=source,
         epoch=epoch,
-        num_samples=plan.num_samples,
+        num_samples=plan.epoch_size,
         num_overlong=overlong,
         num_overlong_media=None if plan.index.patches is None else overlong_media,
         num_beyond_positions=None if positions is None else plan.num_longer_than(positions),
         num_tokens=num_tokens,
         num_packs=num_packs,
-        lower_bound=_lower_bound(plan, num_tokens),
+        lower_bound=_lower_bound(plan, num_tokens, epoch=epoch),
         efficiency=plan.efficiency(epoch),
         samples_per_pack=packed / max(1, num_packs),
     )
 
 
-def _lower_bound(plan: PackPlan, num_tokens: int) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamReport:
+    """A stream of a source whose packs hold samples of several streams, in the first epoch.
+
+    num_samples: drawn, overlong samples included. num_passes: num_samples as a multiple of the stream's samples.
+    token_share: of the tokens in packs.
+    """
+
+    stream: str
+    source: str
+    num_samples: int
+    num_passes: float
+    num_tokens: int
+    token_share: float
+
+
+def report_streams(plan: PackPlan, *, source: str) -> list[StreamReport]:
+    """Report the streams of a source; [] for a source without streams. Reads the lengths of the whole epoch."""
+    if plan.streams is None:
+        return []
+    stored = np.bincount(plan.streams_of(np.arange(plan.num_samples)), minlength=len(plan.streams.names)).tolist()
+    tokens = plan.tokens_of_streams(0).tolist()
+    return [
+        StreamReport(
+            stream=name,
+            source=source,
+            num_samples=count,
+            num_passes=count / size,
+            num_tokens=of_stream,
+            token_share=of_stream / max(1, sum(tokens)),
+        )
+        for name, count, size, of_stream in zip(plan.streams.names, plan.streams.counts, stored, tokens, strict=True)
+    ]
+
+
+def _lower_bound(plan: PackPlan, num_tokens: int, *, epoch: int) -> int:
     limit = plan.packing.packing_length
     longer_than_half = 0
-    for start in range(0, plan.num_samples, _CHUNK):
-        lengths = np.asarray(plan.lengths[start : start + _CHUNK], dtype=np.int64)
+    for ids in plan.sample_chunks(epoch):
+        lengths = np.asarray(plan.lengths[ids], dtype=np.int64)
         kept = lengths <= limit
         if plan.packing.overlong == "keep":
             kept |= True
         if plan.packing.overlong == "truncate":
-            kept |= plan.index.patches is None or np.asarray(plan.index.patches[start : start + _CHUNK]) == 0
+            kept |= plan.index.patches is None or np.asarray(plan.index.patches[ids]) == 0
         whole = lengths[kept]
         longer_than_half += int(np.count_nonzero(2 * whole > limit))
-    return max(-(-(num_tokens - plan.num_tokens_over) // limit), longer_than_half)
+    return max(-(-(num_tokens - plan.num_tokens_over(epoch)) // limit), longer_than_half)
 
 
 def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen: int = 256) -> StepsReport:
@@ -256,7 +290,7 @@ def _imbalance(costs: NDArray[np.int64], dealt: NDArray[np.int64]) -> float:
 def with_strategy(plan: PackPlan, strategy: str) -> PackPlan:
     """Return the plan packed by another strategy."""
     packing = dataclasses.replace(plan.packing, strategy=strategy)
-    return PackPlan(plan.index, plan.samples_per_shard, order=plan.order, packing=packing)
+    return plan.packed_by(packing)
 
 
 def plot_plans(plans: Mapping[str, PackPlan], path: Path, *, epoch: int = 0, max_packs: int = 4096) -> None:

@@ -71,7 +71,8 @@ class RunLeftOut:
 
     def _write(self, new: list[LeftOutSample], merged: LeftOut) -> None:
         for each in (sample for sample in new if sample.kind == "quarantined"):
-            logger.warning("sample %s is left out from step %d on: %s", each.name, each.since_step, each.reason)
+            name = each.name if self._loader is None else self._loader.name_of(each.source, each.sample_id)
+            logger.warning("sample %s is left out from step %d on: %s", name, each.since_step, each.reason)
         if num_dropped := sum(each.kind == "dropped" for each in new):
             logger.warning("%d samples are left out, as drop lists say", num_dropped)
         identities = self._loader.identities if self._loader is not None else {}
@@ -97,7 +98,7 @@ def tell_beyond_positions(plans: Mapping[str, PackPlan], positions: int | None) 
         if positions is not None and (number := plan.num_longer_than(positions)):
             logger.warning(
                 "%s: %d of %d samples are longer than the model's %d positions: lower packing_length, or drop them",
-                name, number, plan.num_samples, positions,
+                name, number, plan.epoch_size, positions,
             )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def tell_overlong(plans: Mapping[str, PackPlan]) -> None:
         if num_overlong := plan.num_overlong(0):
             logger.warning(
                 "%s: %d of %d samples are longer than packing_length %d, and overlong is %s",
-                name, num_overlong, plan.num_samples, plan.packing.packing_length, plan.packing.overlong,
+                name, num_overlong, plan.epoch_size, plan.packing.packing_length, plan.packing.overlong,
             )  # fmt: skip
         if num_media := plan.num_overlong_media(0):
             logger.warning(

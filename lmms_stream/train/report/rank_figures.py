@@ -92,20 +92,20 @@ class RankMeter:
             at_s=at_s,
             num_steps=self._num_steps,
             doing_s=dict(self.doing_s),
-            workers=[_worker(by_source) for by_source in made[:-1]],
+            workers=[_worker(by_source, self._loader) for by_source in made[:-1]],
             reads={
                 source: _sums([each[source] for each in made], "num_samples", "reading_us", "making_us")
-                for source in counts.fetched
+                for source in (made[-1] if made else ())
             },
             stores=stores,
         )
 
 
-def _worker(by_source: Mapping[str, MakeCounts]) -> list[Any]:
+def _worker(by_source: Mapping[str, MakeCounts], loader: PackedLoader) -> list[Any]:
     """Return the packs of a worker, the time of making them, and time and name of its slowest sample."""
     source, slowest = max(by_source.items(), key=lambda each: each[1].slowest_us)
     sums = _sums(by_source.values(), "num_packs", "making_us")
-    return [*sums, slowest.slowest_us, f"{source}:{slowest.slowest_id}"]
+    return [*sums, slowest.slowest_us, loader.name_of(source, slowest.slowest_id)]
 
 
 def _sums(counts: Iterable[MakeCounts], *names: str) -> list[int]:

@@ -276,8 +276,8 @@ class TrainConfig:
     # shares of the tokens by dataset, or a schedule of shares by first step, for several datasets (see Mixture)
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
     max_epochs: dict[str, int] | None = None  # maximum epochs of each of several datasets
-    # deal: no sorting; window: packs of similar work share a step, sorted in windows of 64 to 256 steps; or the number
-    # of steps of a window
+    mixing: Literal["packs", "samples"] = "packs"  # samples: a pack holds samples of all datasets, of equal settings
+    # deal: no sorting; window: packs of similar work share a step, in windows of 64 to 256 steps, or of so many
     balance: str | int = "deal"
     # steps [first, stop) whose packs are skipped, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
@@ -386,7 +386,7 @@ class TrainConfig:
         if len(lengths) != 1:
             given = f", got {' and '.join(lengths)}" if lengths else ""
             raise ConfigError(f"train needs exactly one of max_steps, num_train_epochs and max_tokens{given}")
-        if self.weights is not None and self.num_train_epochs is not None:
+        if self.mixing == "packs" and self.weights is not None and self.num_train_epochs is not None:
             raise ConfigError("with train.weights each dataset has epochs of its own: set train.max_steps")
         for first, stop in self.skip_steps:
             if not 0 <= first < stop:

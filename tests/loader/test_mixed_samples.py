@@ -1,0 +1,169 @@
+"""Packs that hold samples of several datasets, read in any world, by name, and refused with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lmms_stream.errors import ConfigError, CursorError
+from lmms_stream.loader.loader import PackedLoader, stretch_of
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.mixed import mixed
+from lmms_stream.mds.mosaic_streams import Stream
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.order import OrderConfig
+from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.types import World
+
+from ..conftest import write_samples, write_tokens
+
+SIZES = {"small": 40, "middle": 300, "large": 1200}
+ORDER = OrderConfig(seed=5, num_canonical_nodes=4, shuffle_block_size=150)
+PACKING = PackingConfig(packing_length=256, window=64)
+WORLDS = [(1, 1, 0), (2, 1, 2), (4, 2, 0)]  # ranks, nodes, workers
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("streams")
+    for name, size in SIZES.items():
+        write_tokens(root / name, num_samples=size, longest=50 if name == "large" else 150)
+    return root
+
+
+def datasets(root: Path, **changes: Any) -> dict[str, PackedDataset]:
+    settings: dict[str, Any] = {"processor": TokensProcessor(), "packing": PACKING, "order": ORDER} | changes
+    return {name: PackedDataset(root / name, **settings) for name in SIZES}
+
+
+def read(
+    dataset: Any, num_steps: int, world: tuple[int, int, int] = (1, 1, 0), state: Any = None, **options: Any
+) -> tuple[dict[int, list[list[int]]], Any]:
+    """Sample ids of the packs of each step, and the state after them."""
+    steps: dict[int, list[list[int]]] = {}
+    world_size, num_nodes, num_workers = world
+    for rank in range(world_size):
+        loader = PackedLoader(
+            dataset,
+            world=World(rank=rank, world_size=world_size, num_nodes=num_nodes),
+            num_workers=num_workers,
+            timeout_s=60,
+            **{"global_batch": 8} | options,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        stop = loader.step + num_steps
+        while loader.step < stop:
+            for batch in loader:
+                steps.setdefault(batch.step, []).append(batch.sample_ids.tolist())
+                if loader.step == stop:
+                    break
+    return {step: sorted(packs) for step, packs in steps.items()}, loader.state_dict()
+
+
+def test_the_same_packs_come_in_any_world_from_streams_and_from_datasets_by_name(root: Path) -> None:
+    streams = [Stream(remote=root / name) for name in SIZES]
+    dataset = PackedStreamingDataset(streams=streams, processor=TokensProcessor(), packing=PACKING, order=ORDER)
+    last = -(-dataset.plan.num_packs(0) // 8)
+    whole, _ = read(dataset, last + 3)
+    ids = [each for step in range(last) for pack in whole[step] for each in pack]
+    assert sorted(ids) == list(range(sum(SIZES.values())))
+    for stop, world in zip((2, last - 1, last), WORLDS, strict=True):
+        before, state = read(datasets(root), stop, world, mixing="samples")
+        after, _ = read(dataset, last + 3 - stop, WORLDS[stop % 3], state)
+        assert before | after == whole
+    state = read(dataset, 2)[1]
+    rest, _ = read(dataset, 4, state=state, global_batch=4)
+    assert [rest[step] for step in range(2, 6)] != [whole[step] for step in range(2, 6)]
+    assert Counter(map(tuple, rest[2] + rest[3])) == Counter(map(tuple, whole[2]))
+
+
+def test_weights_are_shares_of_the_tokens_of_each_epoch(root: Path) -> None:
+    dataset = mixed(datasets(root), weights={"small": 1, "middle": 1, "large": 2})
+    assert sum(dataset.counts) == dataset.num_samples
+    for epoch in range(3):
+        tokens = dataset.plan.tokens_of_streams(epoch)
+        assert tokens / tokens.sum() == pytest.approx([0.25, 0.25, 0.5], abs=0.01)
+    assert mixed(datasets(root), weights={"small": 3}).counts == (sum(SIZES.values()), 0, 0)
+
+
+def test_a_state_of_other_weights_is_refused(root: Path) -> None:
+    _, state = read(datasets(root), 1, mixing="samples", weights={"small": 1, "large": 1})
+    with pytest.raises(CursorError, match=r"they differ in the shards \(dataset\), or the samples of its streams"):
+        read(datasets(root), 1, state=state, mixing="samples", weights={"small": 1, "large": 2})
+
+
+def test_samples_fetches_and_drop_lists_name_the_stream(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "drop").write_text("middle:7\nlarge:0\n")
+    loader = PackedLoader(datasets(root), mixing="samples", global_batch=8, drop=str(tmp_path / "drop"))
+    assert [each.sample_id for each in loader.left_out.samples] == [47, 340]
+    assert [loader.name_of("data", each) for each in (39, 47, 340)] == ["small:39", "middle:7", "large:0"]
+    assert [*loader.urls] == [*loader.counts.fetched] == [*SIZES]
+    stretch = stretch_of(loader)
+    assert stretch is not None
+    (source,) = stretch["sources"].values()
+    assert [(each["name"], each["count"]) for each in source["streams"]] == [*SIZES.items()]
+    (tmp_path / "drop").write_text("middle:300\n")
+    with pytest.raises(ConfigError, match="middle:300 is no sample: the sources are data"):
+        PackedLoader(datasets(root), mixing="samples", global_batch=8, drop=str(tmp_path / "drop"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (
+            {"packing": dataclasses.replace(PACKING, packing_length=300)},
+            {},
+            "packing_length is 256 for 'small' and 300 for 'large': set one value, or take mixing: packs",
+        ),
+        ({"order": OrderConfig(seed=6)}, {}, "order.seed is 5 for 'small' and 6 for 'large'"),
+        ({"packing_mode": "lanes"}, {}, "packing_mode is 'auto' for 'small' and 'lanes' for 'large'"),
+        ({}, {"weights": {0: {"small": 1}}}, "weights is a schedule: name a single weight for each dataset"),
+        ({}, {"weights": {"other": 1}}, "weights name 'other', the datasets are small, middle, large"),
+        ({}, {"max_epochs": {"small": 1}}, "max_epochs ends single datasets: leave it out, or take mixing: packs"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_by_name(
+    root: Path, changes: Mapping[str, Any], options: dict[str, Any], message: str
+) -> None:
+    named = datasets(root) | {"large": datasets(root, **changes)["large"]}
+    with pytest.raises(ConfigError, match=message):
+        PackedLoader(named, mixing="samples", global_batch=8, **options)
+
+
+def test_lanes_and_packs_that_stay_cannot_mix_samples(root: Path) -> None:
+    with pytest.raises(ConfigError, match="lanes pack a single dataset, each sample once an epoch"):
+        PackedLoader(datasets(root, packing_mode="lanes"), mixing="samples", global_batch=8)
+    fixed = datasets(root, order=dataclasses.replace(ORDER, reshuffle=False))
+    with pytest.raises(ConfigError, match="reshuffle: false keeps the packs of the first epoch"):
+        PackedLoader(fixed, mixing="samples", global_batch=8)
+
+
+def test_an_error_names_the_sample_in_its_stream(root: Path) -> None:
+    dataset = mixed(datasets(root))
+    assert dataset.name_of(47) == f"sample 7 of {root / 'middle'}"
+    with pytest.raises(IndexError, match="sample 1540 of a dataset of 1540"):
+        dataset.name_of(1540)
+    assert dataset.plan.streams_of(np.array([39, 40, 339, 340])).tolist() == [0, 1, 1, 2]
+
+
+def test_tokens_whose_columns_differ_are_not_packed_together(root: Path, tmp_path: Path) -> None:
+    write_samples(tmp_path / "more", [(np.arange(30, dtype=np.int32), np.array([[0, 30]], np.int32))] * 9)
+    index = json.loads((tmp_path / "more" / "index.json").read_text())
+    for shard in index["shards"]:
+        shard["column_encodings"][1] = "ndarray:int16"
+    (tmp_path / "more" / "index.json").write_text(json.dumps(index))
+    both = [StreamConfig(remote=root / "small"), StreamConfig(remote=tmp_path / "more")]
+    dataset = PackedDataset(both, processor=TokensProcessor(), packing=PACKING)
+    with pytest.raises(ConfigError, match=r"differ in their columns .*: convert them with the same options"):
+        _ = dataset.pack_reader
