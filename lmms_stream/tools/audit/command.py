@@ -53,7 +53,11 @@ def add_commands(commands: Commands) -> None:
         help="do this with longer samples, as the run does; default: error",
     )
     add("--limit", type=at_least(1), metavar="N", help="read N samples of each dataset, drawn evenly; default: all")
-    add("--near", action="store_true", help="count near duplicates, too, by MinHash: 240 bytes of memory per sample")
+    add(
+        "--near",
+        action="store_true",
+        help="count near duplicates, too, by MinHash; about 500 bytes of memory per sample",
+    )
     add("--expect", action="append", default=[], metavar="CHECK", help="take the findings of CHECK for intended")
     add(
         "--fail-on",
