@@ -19,7 +19,7 @@ from lmms_stream.tools.simulate import Cluster, simulate
 
 from .conftest import write_tokens
 
-STRATEGIES = ("best_fit", "first_fit", "next_fit")
+STRATEGIES = ("best_fit", "even_fit", "first_fit", "next_fit")
 
 
 def compile_plans(folder: Path) -> None:
@@ -32,7 +32,7 @@ def compile_plans(folder: Path) -> None:
             folder / name, folder / "copies" / name, processor=TokensProcessor(), packing=packing
         )
     weights = dict.fromkeys(STRATEGIES, 1.0)
-    next(iter(PackedLoader(datasets, global_batch=3, weights=weights)))
+    next(iter(PackedLoader(datasets, global_batch=len(datasets), weights=weights)))
     next(iter(PackedLoader(datasets["best_fit"], global_batch=2)))
     for cache in (None, "1gb"):
         cluster = Cluster(num_nodes=2, gpus_per_node=1, bandwidth="1gbit", cache=cache)
