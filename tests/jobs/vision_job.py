@@ -44,7 +44,7 @@ def open_dataset(folder: str, name: str, model: Any, source: str, world: World) 
 
 def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) -> dict[str, Any]:
     world, _ = init_distributed(TIMEOUT_S)
-    model = families.build(case["model"])
+    model = families.build(case["model"], **case.get("build", {}))
     datasets = {
         source: open_dataset(folders[source], case["model"], model, source, world) for source in case["sources"]
     }
@@ -73,6 +73,7 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
     packs: list[Any] = [None] * world.world_size
     dist.all_gather_object(packs, mine)
     (record,) = read_log(output) if world.rank == 0 else [{}]
+    packs = packs[:: trainer.world.replication]
     return {"gradients": gradients, "packs": packs, "record": record, "evaluated": evaluated}
 
 

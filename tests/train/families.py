@@ -23,10 +23,10 @@ def sources_of(name: str) -> Sequence[str]:
     return ("images", "video", "both", "text")
 
 
-def build(name: str) -> Any:
+def build(name: str, **attention: str) -> Any:
     if name in SOUNDING:
-        return sounds.tiny_of(name).build()
-    return tiles.build(name) if name in TILED else vision.build(name)
+        return sounds.tiny_of(name).build(**attention)
+    return tiles.build(name, **attention) if name in TILED else vision.build(name, **attention)
 
 
 def build_plain(name: str) -> Any:

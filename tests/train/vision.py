@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lmms_stream.processors.families.qwen_vl import QwenVL
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.towers import model_inputs
@@ -69,6 +70,7 @@ class Family:
     num_axes = 3
     tower = "visual"
     attentions: tuple[str, ...] = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager")
+    pieces = staticmethod(QwenVL.pieces)
 
     def __init__(self, *model_types: str):
         self.model_types = model_types

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -54,6 +54,7 @@ class InternVL(TiledFamily):
     placeholders: ClassVar[Mapping[str, str]] = {"image": IMAGE, "video": VIDEO}
     repeated_tokens = (IMAGE,)
     media_tokens = (IMAGE, START, END)
+    attentions = ("flash_attention_2", "flex_attention", "sdpa_varlen", "sdpa", "eager")
 
     @classmethod
     def of(cls, files: ProcessorFiles, settings: MediaSettings, token_ids: TokenIds) -> InternVL:
@@ -77,6 +78,10 @@ class InternVL(TiledFamily):
         return {
             **super().description, "tokens": self.tokens, "min_tiles": self.min_tiles, "max_tiles": self.max_tiles
         }  # fmt: skip
+
+    def pieces(self, kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
+        """See Family: the tiles."""
+        return inputs, [1] * len(inputs["pixel_values"])
 
     def image(self, facts: ImageFacts) -> Layout:
         """See TiledFamily."""

@@ -17,7 +17,7 @@ from ...errors import DataError
 from ...processors.families.clips import Clips, ClipShape, check_model_settings, waveform_of
 from ...processors.families.family import Layout, TokenIds
 from ...processors.families.files import ProcessorFiles
-from ...processors.families.qwen_vl import FramesOfTheirOwn, PatchGrid
+from ...processors.families.qwen_vl import FramesOfTheirOwn, PatchGrid, QwenVL
 from ...processors.families.settings import MediaSettings
 from ...processors.families.vision import Section
 from ...processors.media.types import Memory, new_memory
@@ -289,6 +289,13 @@ class Omni(FramesOfTheirOwn):
             mask[number, : len(clip)] = 1
         others = {name: value for name, value in inputs.items() if name not in (FRAMES, LENGTHS)}
         return {**others, "input_features": features.transpose(1, 2), "feature_attention_mask": mask}
+
+    @staticmethod
+    def pieces(kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
+        """See Family: also clips."""
+        if kind == "audio":
+            return inputs, inputs["feature_attention_mask"].sum(dim=1).tolist()
+        return QwenVL.pieces(kind, inputs)
 
     def kinds_of(self, inputs: Container[str]) -> set[str]:
         """See Family."""

@@ -1,5 +1,7 @@
 """A pack's tokens on several ranks: each runs the blocks on a part of the tokens (sequence parallelism).
 
+Each rank runs the media towers on a share of the pack's media, and sends each feature to the rank with its token.
+
 Only attention sees all tokens, by DeepSpeed-Ulysses (below); every other part of a transformer treats each token
 separately. Results of tokens (losses, logits) are gathered, and all ranks of a group have the same; each rank has the
 gradients of its own part, and their sum is the pack's gradient.
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
+from ...processors.families.family import Family
 from ...train.model.attention import SDPA_VARLEN, has_varlen
 from ...train.model.build import PlainModel
 from ...train.model.model import PackedModel
@@ -99,6 +103,29 @@ class SequenceParts:
         every = self.whole(rows, num_tokens)[every_learnt]
         return every[:, 0], every[:, 1]
 
+    def share(self, patches: Sequence[int]) -> slice:
+        """Return this rank's pieces of media, in ranks of nearly equal patches. patches: of each piece."""
+        bounds = share_bounds(patches, self.degree)
+        return slice(*bounds[self.group.rank() : self.group.rank() + 2])
+
+    def of_part(self, features: torch.Tensor, is_medium: torch.Tensor) -> torch.Tensor:
+        """Return the features of this rank's tokens, float[m, d], from the features of all ranks' shares, float[n, d].
+
+        Features are in the order of their tokens. Each feature goes to a single rank, and its gradient back to the rank
+        that computed it. is_medium: the pack's tokens with a feature, bool[1, T]. ValueError if the numbers differ.
+        """
+        missing = -is_medium.shape[1] % self.degree
+        in_parts = torch.nn.functional.pad(is_medium, (0, missing)).view(self.degree, -1).sum(dim=1)
+        in_shares = torch.empty_like(in_parts)
+        dist.all_gather_into_tensor(in_shares, in_parts.new_tensor([len(features)]), group=self.group)
+        shares, parts = ([0, *accumulate(counts)] for counts in torch.stack([in_shares, in_parts]).tolist())
+        if shares[-1] != parts[-1]:
+            raise ValueError(f"{shares[-1]} features of media for {parts[-1]} tokens of media in a pack")
+        rank = self.group.rank()
+        sent, received = _overlaps(shares, rank, parts), _overlaps(parts, rank, shares)
+        forth = partial(_route, sent=sent, received=received)
+        return exchanged(features, self.group, forth=forth, back=partial(_route, sent=received, received=sent))
+
     def leave_out(self, choices: list[str], named: str) -> dict[str, str]:
         """See the function leave_out."""
         return leave_out(choices, named, degree=self.degree)
@@ -129,21 +156,28 @@ def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
         model.model,
         degree=mesh.size(),
         matrix_parts=1 if meshes.tp is None else meshes.tp.size(),
-        is_of_text=model.family is None,
+        family=model.family,
     )
     register()
     model.sequence = SequenceParts(group=mesh.get_group())
 
 
-def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, is_of_text: bool) -> None:
-    """Raise ConfigError for a model whose packs' tokens cannot be shared by `degree` ranks.
+def check_parts(
+    model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, family: Family | None = None
+) -> None:
+    """Raise ConfigError for a model whose packs' tokens and media cannot be shared by `degree` ranks.
 
-    matrix_parts: ranks that already divide the heads (tensor_parallel).
+    matrix_parts: ranks that already divide the heads (tensor_parallel). family: of media; None for text.
     """
     text, asked = model.config.get_text_config(), f"train.sequence_parallel {degree}"
-    if not is_of_text:
+    if family is not None and not (hasattr(family, "pieces") and {*ATTENTIONS} <= {*family.attentions}):
+        reason = (
+            f"does not divide the media of {type(model).__name__}"
+            if not hasattr(family, "pieces")
+            else f"has no attention without a mask ({', '.join(ATTENTIONS)}) for {type(model).__name__}"
+        )
         raise ConfigError(
-            f"{asked} shares the tokens of texts, and {type(model).__name__} reads media: set it to 1, and "
+            f"{asked} shares tokens and media of a pack, and the model's family {reason}: set it to 1, and "
             "gradient_checkpointing to true where packs need too much memory"
         )
     heads = text.num_attention_heads // matrix_parts
@@ -182,6 +216,34 @@ def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
     others = {name: "makes its mask of one rank's part of the tokens" for name in choices if name not in ATTENTIONS}
     choices[:] = [name for name in choices if name in ATTENTIONS]
     return others
+
+
+def share_bounds(patches: Sequence[int], degree: int) -> list[int]:
+    """Return the first piece of each rank's share, and the number of pieces: shares of consecutive pieces.
+
+    A piece belongs to the rank whose equal share of all patches contains the piece's middle.
+
+    >>> share_bounds([4, 4, 16], 2)
+    [0, 2, 3]
+    """
+    total = sum(patches)
+    ranks = [(2 * end - own) * degree // (2 * total) for own, end in zip(patches, accumulate(patches), strict=True)]
+    return [sum(each < rank for each in ranks) for rank in range(degree + 1)]
+
+
+def _overlaps(bounds: Sequence[int], rank: int, others: Sequence[int]) -> list[int]:
+    """Return the rows that an interval of `bounds`, the rank's, has in common with each interval of `others`."""
+    first, last = bounds[rank : rank + 2]
+    return [max(0, min(last, stop) - max(first, start)) for start, stop in pairwise(others)]
+
+
+def _route(
+    rows: torch.Tensor, group: dist.ProcessGroup, *, sent: Sequence[int], received: Sequence[int]
+) -> torch.Tensor:
+    """Send rows to ranks, `sent` of them to each, one rank after another; return the rows received from the ranks."""
+    made = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(made, rows.contiguous(), [*received], [*sent], group=group)
+    return made
 
 
 def _gather(part: torch.Tensor, group: dist.ProcessGroup, *, num_tokens: int, dim: int) -> torch.Tensor:

@@ -190,6 +190,14 @@ class Family(Protocol):
         """Kind -> the smallest inputs of this kind that the tower takes."""
         ...
 
+    def pieces(self, kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
+        """The model's inputs of a kind, cut into pieces that the tower reads one by one, and the patches of each piece.
+
+        Each input has a row for each piece, or a row for each patch. A family without this method is refused by
+        train.sequence_parallel, whose ranks share the pieces.
+        """
+        ...
+
     def kinds_of(self, inputs: Container[str]) -> set[str]:
         """Kinds of media in inputs with these names."""
         ...

@@ -256,6 +256,14 @@ class QwenVL:
             }
         return inputs
 
+    @staticmethod
+    def pieces(kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
+        """See Family. Towers read each pair of frames of a video by itself."""
+        name = f"{kind}_grid_thw"
+        grids = inputs[name].repeat_interleave(inputs[name][:, 0], dim=0)
+        grids[:, 0] = 1
+        return {**inputs, name: grids}, grids.prod(dim=1).tolist()
+
     def kinds_of(self, inputs: Container[str]) -> set[str]:
         """See Family."""
         names = {"image": "pixel_values", "video": "pixel_values_videos"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -36,7 +36,15 @@ from .loss import (
     run_to_hidden,
     token_losses,
 )
-from .towers import Dummies, has_modules, model_inputs, parts_of, positions_along_axes, without_bounds_of_text
+from .towers import (
+    Dummies,
+    MediaShares,
+    has_modules,
+    model_inputs,
+    parts_of,
+    positions_along_axes,
+    without_bounds_of_text,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +65,7 @@ class PackLosses(NamedTuple):
     router: torch.Tensor | None
 
 
-class TokenParts(Protocol):
+class TokenParts(MediaShares, Protocol):
     """The tokens of a pack in equal parts, one for each rank of a group: see plugins/parallel/sequence.py."""
 
     @property
@@ -98,8 +106,8 @@ class PackedModel(torch.nn.Module):
     at once, by the argument logits_to_keep. "whole": all tokens. choice.prove_packing finds the way with the least
     memory and the same losses. family: of the media processors; None for text.
 
-    sequence: if set, the ranks of a group run the blocks on parts of the tokens; each rank has the losses, logits and
-    router's losses of whole packs, and gradients of its own part.
+    sequence: if set, the ranks of a group run the blocks on parts of the tokens, and the towers on shares of the media;
+    each rank has the losses, logits and router's losses of whole packs, and gradients of its own part and share.
 
     by_sample: if set, some layers run on each sample alone. gives_bounds: pass the bounds of samples in the arguments
     of kernels of recurrent layers.
@@ -286,13 +294,12 @@ class PackedModel(torch.nn.Module):
 
         The model runs inside this context. None for a model without towers.
         """
-        device = batch.input_ids.device
         if self._dummies is None:
             yield None
-        elif len({*self._tower_paths.values()}) == 1:
-            yield self._dummies.zero(self.media_model, batch.inputs, device)
+        elif len({*self._tower_paths.values()}) == 1 and self.sequence is None:
+            yield self._dummies.zero(self.media_model, batch.inputs, batch.input_ids.device)
         else:
-            with self._dummies.run_first(self.media_model, inputs, device) as zero:
+            with self._dummies.run_first(self.media_model, inputs, batch.input_ids, self.sequence) as zero:
                 yield zero
 
     def dummy_tokens(self, device: torch.device) -> dict[str, int]:
@@ -322,7 +329,10 @@ class PackedModel(torch.nn.Module):
     @masks_of_packs()
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of all tokens: float[1, T, V]; no view, because FSDP's hooks do not follow views."""
-        logits = self._whole(self.model(**self._own(self._run_inputs(batch), batch)).logits, batch, dim=1)
+        inputs = self._own(self._run_inputs(batch), batch)
+        with nullcontext() if self.sequence is None else self._towers_run(batch, inputs) as zero:
+            own = self.model(**inputs).logits
+        logits = self._whole(own if zero is None else own + zero, batch, dim=1)
         if self.read_logits is not None:
             self.read_logits(batch, lambda part: logits[0, part])
         return logits
@@ -337,7 +347,7 @@ class PackedModel(torch.nn.Module):
         """Return the model's arguments for this rank's tokens; call this after the bounds of samples are set."""
         if self.sequence is None:
             return inputs
-        return self.sequence.own(inputs, of_tokens=("input_ids", *batch.token_inputs))
+        return self.sequence.own(inputs, of_tokens=("input_ids", *self._token_inputs(batch)))
 
     def _whole(self, of_tokens: torch.Tensor, batch: Batch, *, dim: int = 0) -> torch.Tensor:
         """Return values of all tokens of a batch from all tokens' values, or from this rank's part."""

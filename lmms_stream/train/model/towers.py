@@ -7,10 +7,11 @@ of media missing in a batch, the tower therefore runs on the smallest medium of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,19 @@ from ...processors.families.family import Family
 from ...processors.families.installed import AsInstalled
 from ...types import Batch
 from .by_sample import BOUNDS
+
+
+class MediaShares(Protocol):
+    """The media of a pack that several ranks share: see plugins/parallel/sequence.py."""
+
+    def share(self, patches: Sequence[int]) -> slice:
+        """Return this rank's pieces of a kind of media; patches: rows of the tower's input of each piece."""
+
+    def of_part(self, features: torch.Tensor, is_medium: torch.Tensor) -> torch.Tensor:
+        """Return the features of this rank's tokens, float[m, d], from the features of its share, float[n, d].
+
+        is_medium: the pack's tokens of this kind of media, bool[1, T].
+        """
 
 
 class Dummies:
@@ -47,25 +61,35 @@ class Dummies:
         return total
 
     @contextmanager
-    def run_first(self, base: Any, inputs: Mapping[str, Any], device: torch.device) -> Iterator[torch.Tensor]:
+    def run_first(
+        self, base: Any, inputs: Mapping[str, Any], input_ids: torch.Tensor, shares: MediaShares | None = None
+    ) -> Iterator[torch.Tensor]:
         """Run all towers in the same order on all ranks, on media of inputs or on the smallest; yield 0, like `zero`.
 
         Inside, the model receives the towers' features and does not run the towers again. For a family with several
         towers: ranks gather the parameters of towers one after another. If a kind were read before the model runs and
         another kind within, two ranks could gather in different orders.
+
+        input_ids: of the whole pack. shares: if set, this rank runs the towers on its share of the pack's media, and
+        the model receives the features of this rank's tokens.
         """
+        device = input_ids.device
         total = torch.zeros((), device=device)
         methods: dict[str, Any] = {}
         for kind in self.of_kind:
             if not hasattr(base, f"get_{kind}_features"):
                 raise ConfigError(
-                    f"{type(base).__name__} has no get_{kind}_features, and a model with several towers needs such a "
-                    "method for each kind of media, so that ranks run the towers in the same order: add it to the "
-                    "model"
+                    f"{type(base).__name__} has no get_{kind}_features, and a model with several towers, or with "
+                    "train.sequence_parallel, needs such a method for each kind of media, so that ranks run the towers "
+                    "in the same order: add it to the model"
                 )
             own = [*model_inputs(self._family, base, self.of_kind[kind])]
             if own[0] in inputs:
-                features = getattr(base, f"get_{kind}_features")(**{name: inputs[name] for name in own})
+                given = {name: inputs[name] for name in own}
+                if shares is None:
+                    features = getattr(base, f"get_{kind}_features")(**given)
+                else:
+                    features = self._of_part(base, kind, given, input_ids, shares)
                 methods[f"get_{kind}_features"] = partial(_same, features)
             else:
                 for feature in tree_leaves(self._features(base, kind, device)):
@@ -77,17 +101,78 @@ class Dummies:
             for name in methods:
                 del vars(base)[name]
 
+    def _of_part(
+        self, base: Any, kind: str, given: Mapping[str, torch.Tensor], input_ids: torch.Tensor, shares: MediaShares
+    ) -> Any:
+        """Return a result like get_image_features's, for the media of this rank's tokens; see run_first.
+
+        given: the model's inputs of a kind. A rank without a share runs the tower on the smallest medium.
+        """
+        given, patches = self._family.pieces(kind, given)
+        share = shares.share(patches)
+        own = _cut(given, patches, share)
+        is_empty = share.start == share.stop
+        if is_empty:
+            own = model_inputs(self._family, base, self._dummy(kind, input_ids.device))
+        found = getattr(base, f"get_{kind}_features")(**own)
+        levels = _levels(found)
+        rows = torch.cat([_joined(level) for level in levels], dim=1)
+        token = media_token_id(self._family, base.config, kind)
+        of_part = shares.of_part(rows[:0] if is_empty else rows, input_ids == token)
+        widths = [_joined(level).shape[1] for level in levels]
+        return _with_levels(found, [*of_part.split(widths, dim=1)])
+
+    def _dummy(self, kind: str, device: torch.device) -> Mapping[str, torch.Tensor]:
+        self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
+        return self.of_kind[kind]
+
     def num_tokens(self, base: Any, device: torch.device) -> dict[str, int]:
         """Return the number of tokens of the smallest medium of each kind."""
         return {kind: _num_rows(tree_leaves(self._features(base, kind, device))[0]) for kind in self.of_kind}
 
     def _features(self, base: Any, kind: str, device: torch.device) -> Any:
         """Return the features of the smallest medium, from the family, or from transformers' get_image_features, …"""
-        self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
-        inputs = model_inputs(self._family, base, self.of_kind[kind])
+        inputs = model_inputs(self._family, base, self._dummy(kind, device))
         own = getattr(self._family, "features", None)  # for models without get_…_features
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
         return features_of(features)
+
+
+def _cut(given: Mapping[str, torch.Tensor], patches: Sequence[int], share: slice) -> dict[str, torch.Tensor]:
+    """Return a share of pieces of media. given: tensors with a row for each piece, or a row for each patch."""
+    ends = [0, *accumulate(patches)]
+    of_patches = slice(ends[share.start], ends[share.stop])
+    return {name: tensor[share if len(tensor) == len(patches) else of_patches] for name, tensor in given.items()}
+
+
+def _levels(found: Any) -> list[Any]:
+    """Return features in a result of get_image_features, …: in place of media tokens, then added in later layers."""
+    features = features_of(found)
+    if features is not found:
+        return [*features]
+    if torch.is_tensor(found) or torch.is_tensor(found[0]):
+        return [found]
+    first, later = found
+    return [first, *later]
+
+
+def _joined(level: Any) -> torch.Tensor:
+    """Return features of tokens, [n, d], from a tensor or from a tensor for each medium."""
+    return torch.cat([each.flatten(0, -2) for each in tree_leaves(level)])
+
+
+def _with_levels(found: Any, levels: Sequence[torch.Tensor]) -> Any:
+    """Return a result of get_image_features, … with other features of tokens, [n, d] for each of its levels."""
+    first, *later = (
+        rows.view(*[1] * (level.ndim - 2), *rows.shape) if torch.is_tensor(level) else [rows]
+        for level, rows in zip(_levels(found), levels, strict=True)
+    )
+    if features_of(found) is found:
+        return (first, later) if later else first
+    found["last_hidden_state" if found.pooler_output is None else "pooler_output"] = first
+    if later:
+        found["deepstack_features"] = later
+    return found
 
 
 def features_of(found: Any) -> Any:
