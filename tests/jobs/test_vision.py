@@ -1,4 +1,6 @@
-"""Jobs on the CPU: ranks whose packs hold other kinds of media, or none, against each sample alone."""
+"""Jobs on the CPU: ranks whose packs hold other kinds of media, or none, or that share a pack, against each sample
+alone.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "again": {
         "model": "qwen3_vl", "sources": ["images", "video"], "train": {"gradient_checkpointing": True}, "on": [2]
     },
+    "shared": {"model": "qwen3_vl", "sources": ["large", "text"], "train": {"sequence_parallel": 2}, "on": [2]},
 }  # fmt: skip
-import os
-if os.environ.get("ONLY"):
-    CASES = {
-        "shared-25": {"model": "qwen2_5_vl", "sources": ["images", "text"], "train": {"sequence_parallel": 2}, "on": [2]},
-        "shared-3": {"model": "qwen3_vl", "sources": ["text", "both"], "train": {"sequence_parallel": 2}, "on": [2]},
-        "shared-i": {"model": "internvl", "sources": ["images", "text"], "build": {"attention": "auto"}, "train": {"sequence_parallel": 2}, "on": [2]},
-        "shared-2": {"model": "qwen2_vl", "sources": ["images", "video"], "train": {"sequence_parallel": 2}, "on": [2]},
-    }
 if LONG:  # llava_onevision-image-video and together, below and above, try the same of other models
     CASES |= {
         "deepstack": {"model": "qwen3_vl", "sources": ["text", "both"], "on": ON},
@@ -48,6 +43,45 @@ if LONG:  # llava_onevision-image-video and together, below and above, try the s
         },
         "images-video": {"model": "qwen2_5_vl", "sources": ["images", "video"], "on": ON},
         "first": {"model": "qwen2_vl", "sources": ["video", "text"], "on": [2]},
+    }
+    AUTO = {"build": {"attention": "auto"}}
+    HALVES, QUARTERS = {"sequence_parallel": 2}, {"sequence_parallel": 4}
+    CASES |= {  # ranks of a group share packs; some have no media in their part, or no share of the towers' work
+        f"shared-{name}": {**case, "on": on}
+        for name, on, case in (
+            ("whole", [1], {"model": "qwen3_vl", "sources": ["large", "text"]}),
+            ("quarters", [4], {"model": "qwen2_5_vl", "sources": ["large", "text"], "train": QUARTERS}),
+            (
+                "again",
+                [4],
+                {
+                    "model": "qwen3_vl",
+                    "sources": ["large", "images"],
+                    "train": {**QUARTERS, "gradient_checkpointing": True},
+                },
+            ),
+            ("groups", [4], {"model": "qwen3_vl", "sources": ["large", "text"], "train": HALVES}),
+            ("copies", [4], {"model": "qwen3_vl", "sources": ["both", "text"], "train": {**HALVES, "shard_ranks": 2}}),
+            (
+                "matrices",
+                [4],
+                {"model": "qwen2_vl", "sources": ["large", "text"], "train": {**HALVES, "tensor_parallel": 2}},
+            ),
+            (
+                "together",
+                [2],
+                {"model": "qwen2_vl", "sources": ["large", "images"], "train": {**HALVES, "per_device_batch": 2}},
+            ),
+            (
+                "frozen",
+                [2],
+                {"model": "qwen3_vl", "sources": ["large", "text"], "train": {**HALVES, "frozen": ["model.visual.*"]}},
+            ),
+            ("tiles", [2, 4], {"model": "internvl", "sources": ["images", "text"], "train": HALVES, **AUTO}),
+            ("tiles-of-quarters", [4], {"model": "internvl", "sources": ["both", "image"], "train": QUARTERS, **AUTO}),
+            ("omni", [4], {"model": "qwen2_5_omni", "sources": ["several", "text"], "train": HALVES}),
+            ("omni-3", [4], {"model": "qwen3_omni", "sources": ["several", "text"], "train": HALVES}),
+        )
     }
 # Every family, and each kind of media that it reads: on one rank, and on another none or other kinds.
 # The cases above try much of it, so most of these are for long rounds.
@@ -67,7 +101,7 @@ PAIRS: dict[str, list[tuple[str, str]]] = {
     "qwen3_omni": [("sound", "text"), ("image", "sound"), ("several", "text")],
 }
 FEW = {"llava_onevision": "image-video", "qwen2_5_omni": "several-text"}
-if not os.environ.get("ONLY"): CASES |= {
+CASES |= {
     f"{name}-{one}-{other}": {"model": name, "sources": [one, other], "on": ON}
     for name, pairs in PAIRS.items()
     for one, other in pairs
@@ -92,7 +126,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             write_samples(Path(target), samples)
     job = folder / "job.json"
     job.write_text(json.dumps({"datasets": folders, "cases": CASES}))
-    for nproc in (1, 2):
+    for nproc in sorted({nproc for case in CASES.values() for nproc in case["on"]}):
         done = run_job(nproc, "tests.jobs.vision_job", str(job), timeout_s=JOB_S)
         assert done.returncode == 0, last_words(done.stderr)
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
@@ -137,6 +171,17 @@ def test_gradients_are_those_of_the_samples_one_by_one_whatever_ranks_hold(resul
     }  # fmt: skip
 
 
+def test_ranks_that_share_a_pack_share_the_work_of_its_towers(results: dict[str, Any]) -> None:
+    """A rank reads the pack's image, the other rank all frames of its video; each reads the smallest medium, 4 rows,
+    instead of the other kind, and of both kinds for the pack without media.
+    """
+    (pack,) = (pack for of_rank in results["shared-2"]["packs"] for pack in of_rank if pack[0] == "large")
+    of_source = families.source_of("qwen3_vl", families.build("qwen3_vl"), "large")
+    media = [of_source[number]["media"] for number in pack[1]]
+    rows = [sum(len(each[name]) for each in media) for name in ("pixel_values", "pixel_values_videos")]
+    assert sorted(results["shared-2"]["rows"]) == sorted(each + 3 * 4 for each in rows)
+
+
 def test_mixed_precision_reads_media_too(results: dict[str, Any]) -> None:
     mixed, exact = results["mixed-2"], results["images-text-2"]
     assert mixed["record"]["loss"] == pytest.approx(exact["record"]["loss"], rel=1e-2)
@@ -149,7 +194,8 @@ def test_mixed_precision_reads_media_too(results: dict[str, Any]) -> None:
 
 
 def test_an_evaluation_is_the_same_on_any_number_of_ranks(results: dict[str, Any]) -> None:
-    for name in ("images-text", *(("images-video", "deepstack") if LONG else ())):
-        one, two = (results[f"{name}-{nproc}"]["evaluated"] for nproc in (1, 2))
+    runs = [(f"{name}-1", f"{name}-2") for name in ("images-text", *(("images-video", "deepstack") if LONG else ()))]
+    for pair in (*runs, *([("shared-whole-1", "shared-2"), ("shared-whole-1", "shared-groups-4")] if LONG else ())):
+        one, two = (results[run]["evaluated"] for run in pair)
         assert one["eval_num_loss_tokens"] == two["eval_num_loss_tokens"]
         assert one["eval_loss"] == pytest.approx(two["eval_loss"], rel=1e-6)

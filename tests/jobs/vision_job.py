@@ -2,7 +2,8 @@
 
 Its argument is a JSON file: {"datasets": {model: {source: folder}}, "cases": {name: {"model": …, "sources": […],
 "train": …, "on": […]}}}, where "on" are world sizes. Beside it come `<name>-<world size>.pt` with gradients, the source
-and samples of each rank's packs, the record of the step and the evaluation.
+and samples of each reading rank's packs, the rows that towers of Qwen-VL read on each rank, the record of the step and
+the evaluation.
 """
 
 from __future__ import annotations
@@ -62,7 +63,15 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
             if parameter.grad is not None:
                 gradients[key] = whole(parameter.grad)
 
+    rows = 0
+
+    def count_rows(_: Any, inputs: tuple[torch.Tensor, ...], __: dict[str, Any]) -> None:
+        nonlocal rows
+        rows += sum(map(len, inputs))
+
     trainer.optimizer.register_step_pre_hook(keep_gradients)
+    for tower in {*trainer.model.towers.values()}:
+        tower.register_forward_pre_hook(count_rows, with_kwargs=True)
     with StopSignal() as stop, trainer.run_log.running(trainer.schedule, step=0, position=0):
         trainer.model.train()
         batches = next(trainer.data.steps_of(iter(trainer.loader)))
@@ -71,10 +80,15 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
         loop.log()
     mine = [(batch.source, batch.sample_ids.tolist(), sorted(batch.inputs)) for batch in batches]
     packs: list[Any] = [None] * world.world_size
-    dist.all_gather_object(packs, mine)
+    dist.all_gather_object(packs, (mine, rows))
     (record,) = read_log(output) if world.rank == 0 else [{}]
-    packs = packs[:: trainer.world.replication]
-    return {"gradients": gradients, "packs": packs, "record": record, "evaluated": evaluated}
+    return {
+        "gradients": gradients,
+        "packs": [pack for pack, _ in packs[:: trainer.world.replication]],
+        "rows": [each for _, each in packs],
+        "record": record,
+        "evaluated": evaluated,
+    }
 
 
 def main() -> None:

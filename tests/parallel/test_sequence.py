@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
+from lmms_stream.plugins.families.gemma3 import Gemma3
 from lmms_stream.plugins.parallel.sequence import SequenceParts, check_parts, leave_out, repeated
+from lmms_stream.processors.families.probe import Described
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.loss import learnt_tokens
 
@@ -69,6 +71,31 @@ def test_each_target_is_predicted_on_the_rank_of_the_token_before_it(lengths: li
     assert (found, targets) == (expected.tolist(), expected_targets.tolist())
 
 
+@given(kinds=st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), max_size=3), degree=st.integers(1, 5))
+def test_each_piece_of_media_is_in_one_share_and_no_share_is_a_piece_too_large(
+    kinds: list[list[int]], degree: int
+) -> None:
+    of_ranks = [parts.shares(kinds) for parts in parts_of(degree)]
+    for kind, patches in enumerate(kinds):
+        assert [each for shares in of_ranks for each in patches[shares[kind]]] == patches
+    if kinds:
+        work = [sum(kinds[0][shares[0]]) for shares in of_ranks]
+        assert max(work) < sum(kinds[0]) / degree + max(kinds[0])
+
+
+def test_features_that_do_not_match_the_tokens_of_media_are_an_error_on_all_ranks() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD is not None
+        parts, is_medium = SequenceParts(group=dist.group.WORLD), torch.tensor([[False, True, True]])
+        features = torch.arange(6.0).view(2, 3)
+        assert torch.equal(parts.of_part(features, is_medium), features)
+        with pytest.raises(ValueError, match="^1 features of media for 2 tokens of media in a pack$"):
+            parts.of_part(features[:1], is_medium)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(("groups", "degree", "times"), [(2, 4, 2), (6, 4, 2), (4, 2, 1), (3, 2, 2), (1, 8, 8)])
 def test_heads_of_keys_are_repeated_until_the_degree_divides_them(groups: int, degree: int, times: int) -> None:
     heads = repeated(torch.arange(float(groups)).view(1, groups, 1, 1), degree)
@@ -92,7 +119,16 @@ def model_of(model_type: str, **fields: Any) -> Any:
             "train.sequence_parallel 4 does not divide the 2 attention heads of LlamaForCausalLM on a rank with "
             "tensor_parallel 2: each rank attends with a share of them. Set it to 1 or 2",
         ),
-        ("llama", {}, {"is_of_text": False}, "shares the tokens of texts, and LlamaForCausalLM reads media: set it to"),
+        (
+            "llama", {}, {"family": Gemma3},
+            "train.sequence_parallel 2 shares the tokens and the media of a pack, and the family of LlamaForCausalLM "
+            "does not have both attentions without a mask, flash_attention_2 and sdpa_varlen: set it to 1, and "
+            "gradient_checkpointing to true where packs need too much memory",
+        ),
+        (
+            "llama", {}, {"family": Described},
+            "and the family of LlamaForCausalLM does not cut media into pieces for several ranks: set it to 1, and",
+        ),
         (
             "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {},
             "gives each rank a part of the positions, and dynamic positions of LlamaForCausalLM change with the",
@@ -104,7 +140,7 @@ def test_models_that_cannot_run_on_parts_are_refused(
     model_type: str, fields: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_parts(model_of(model_type, **fields), **{"degree": 2, "is_of_text": True, **options})
+        check_parts(model_of(model_type, **fields), **{"degree": 2, **options})
     assert message in str(caught.value)
 
 

@@ -130,6 +130,8 @@ def _tokens_of(model_type: str, kind: str, grid: tuple[int, int, int]) -> list[i
 IMAGES: list[Part] = [3, ("image", (1, 4, 6)), 5, ("image", (1, 2, 4)), 9]
 VIDEO: list[Part] = [4, ("video", (3, 4, 2)), 12]
 BOTH: list[Part] = [2, ("video", (2, 6, 4)), 3, ("image", (1, 6, 6)), 7]
+# An image of 48 tokens, and a video of 28: more than a rank has of a pack of 128 tokens on four ranks.
+LARGE: list[Part] = [5, ("image", (1, 12, 16)), 4, ("video", (7, 4, 4)), 3]
 TEXT: list[Part] = [23]
 KINDS: dict[str, list[list[Part]]] = {
     "media": [IMAGES, BOTH, VIDEO],
@@ -148,7 +150,7 @@ def samples_of(model: Any, kind: str, *, seed: int = 0) -> list[Processed]:
 def source_of(model: Any, source: str) -> list[Processed]:
     """Samples of a source that holds media of one kind, or text alone."""
     of_source: dict[str, list[list[Part]]] = {
-        "images": [IMAGES], "video": [VIDEO], "text": [TEXT, [37]], "both": [BOTH, TEXT]
+        "images": [IMAGES], "video": [VIDEO], "text": [TEXT, [37]], "both": [BOTH, TEXT], "large": [LARGE, BOTH]
     }  # fmt: skip
     parts = of_source[source]
     rng = np.random.default_rng(len(source))

@@ -103,10 +103,15 @@ class SequenceParts:
         every = self.whole(rows, num_tokens)[every_learnt]
         return every[:, 0], every[:, 1]
 
-    def share(self, patches: Sequence[int]) -> slice:
-        """Return this rank's pieces of media, in ranks of nearly equal patches. patches: of each piece."""
-        bounds = share_bounds(patches, self.degree)
-        return slice(*bounds[self.group.rank() : self.group.rank() + 2])
+    def shares(self, patches: Sequence[Sequence[int]]) -> list[slice]:
+        """Return this rank's pieces of each kind of media; see share_bounds. patches: of each piece of each kind."""
+        work, rank = [0] * self.degree, self.group.rank()
+        found = []
+        for of_kind in patches:
+            bounds = share_bounds(of_kind, work)
+            work = [done + sum(of_kind[slice(*pair)]) for done, pair in zip(work, pairwise(bounds), strict=True)]
+            found.append(slice(*bounds[rank : rank + 2]))
+        return found
 
     def of_part(self, features: torch.Tensor, is_medium: torch.Tensor) -> torch.Tensor:
         """Return the features of this rank's tokens, float[m, d], from the features of all ranks' shares, float[n, d].
@@ -158,27 +163,24 @@ def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
         matrix_parts=1 if meshes.tp is None else meshes.tp.size(),
         family=model.family,
     )
+    choices = getattr(model.model, "attention_choices", [])
+    if choices and SDPA_VARLEN not in choices:  # left out for a model with media, whose family now allows it
+        choices.append(SDPA_VARLEN)
+        model.model.attention_left_out.pop(SDPA_VARLEN, None)
     register()
     model.sequence = SequenceParts(group=mesh.get_group())
 
 
-def check_parts(
-    model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, family: Family | None = None
-) -> None:
+def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, family: Family | None = None) -> None:
     """Raise ConfigError for a model whose packs' tokens and media cannot be shared by `degree` ranks.
 
     matrix_parts: ranks that already divide the heads (tensor_parallel). family: of media; None for text.
     """
     text, asked = model.config.get_text_config(), f"train.sequence_parallel {degree}"
-    if family is not None and not (hasattr(family, "pieces") and {*ATTENTIONS} <= {*family.attentions}):
-        reason = (
-            f"does not divide the media of {type(model).__name__}"
-            if not hasattr(family, "pieces")
-            else f"has no attention without a mask ({', '.join(ATTENTIONS)}) for {type(model).__name__}"
-        )
+    if family is not None and (reason := _reason_against(family)) is not None:
         raise ConfigError(
-            f"{asked} shares tokens and media of a pack, and the model's family {reason}: set it to 1, and "
-            "gradient_checkpointing to true where packs need too much memory"
+            f"{asked} shares the tokens and the media of a pack, and the family of {type(model).__name__} {reason}: "
+            "set it to 1, and gradient_checkpointing to true where packs need too much memory"
         )
     heads = text.num_attention_heads // matrix_parts
     if heads % degree:
@@ -188,7 +190,7 @@ def check_parts(
             f"{f' on a rank with tensor_parallel {matrix_parts}' if matrix_parts > 1 else ''}: each rank attends with "
             f"a share of them. Set it to {' or '.join(divisors)}"
         )
-    if not has_varlen(type(model), model.config):
+    if not has_varlen(type(model), model.config, has_causal_media=family is not None):
         raise ConfigError(
             f"{asked} is for models whose layers see all earlier tokens, or a window, and {type(model).__name__} has "
             "other layers: set it to 1"
@@ -199,6 +201,13 @@ def check_parts(
             f"{asked} gives each rank a part of the positions, and {kind} positions of {type(model).__name__} change "
             "with the furthest one: set it to 1"
         )
+
+
+def _reason_against(family: Family) -> str | None:
+    """Return the reason why ranks cannot share a family's media, to follow its name, or None."""
+    if not {*ATTENTIONS} <= {*family.attentions}:
+        return f"does not have both attentions without a mask, {' and '.join(ATTENTIONS)}"
+    return None if hasattr(family, "pieces") else "does not cut media into pieces for several ranks"
 
 
 def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
@@ -218,17 +227,22 @@ def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
     return others
 
 
-def share_bounds(patches: Sequence[int], degree: int) -> list[int]:
+def share_bounds(patches: Sequence[int], work: Sequence[int]) -> list[int]:
     """Return the first piece of each rank's share, and the number of pieces: shares of consecutive pieces.
 
-    A piece belongs to the rank whose equal share of all patches contains the piece's middle.
+    Work and shares of a rank add up to nearly the same on all ranks: a rank has room up to this level, and a piece
+    belongs to the rank whose room contains the piece's middle. work: patches of each rank so far.
 
-    >>> share_bounds([4, 4, 16], 2)
+    >>> share_bounds([4, 4, 16], [0, 0])
     [0, 2, 3]
+    >>> share_bounds([4, 4, 4, 4], [0, 8])
+    [0, 3, 4]
     """
-    total = sum(patches)
-    ranks = [(2 * end - own) * degree // (2 * total) for own, end in zip(patches, accumulate(patches), strict=True)]
-    return [sum(each < rank for each in ranks) for rank in range(degree + 1)]
+    total, least = sum(patches), sorted(work)
+    level = min((total + before) / number for number, before in enumerate(accumulate(least), start=1))
+    ends = list(accumulate(max(0.0, level - done) for done in work))  # of rooms
+    middles = [end - own / 2 for own, end in zip(patches, accumulate(patches), strict=True)]
+    return [0, *(sum(middle < end for middle in middles) for end in ends[:-1]), len(patches)]
 
 
 def _overlaps(bounds: Sequence[int], rank: int, others: Sequence[int]) -> list[int]:

@@ -31,16 +31,16 @@ _MORE = 8  # numbers that sinks add to a head
 _PLAIN_LAYERS = {"full_attention", "sliding_attention", "linear_attention", "mamba", "conv", "recurrent", "moe", "mlp"}
 
 
-def has_varlen(model_class: Any, config: Any) -> bool:
+def has_varlen(model_class: Any, config: Any, *, has_causal_media: bool = False) -> bool:
     """Return whether a transformers model can run with sdpa_varlen: tokens of text see all earlier tokens, or a window.
 
-    A model with media must have positions along axes, or run with flash attention, which takes no mask either. If media
-    tokens see later tokens (Gemma 3), the family leaves sdpa_varlen out of its attentions.
+    A model with media must have positions along axes: without axes media tokens may see later tokens (Gemma 3).
+    has_causal_media: media tokens see no later tokens, by the family's attentions.
     """
     text = config.get_text_config()
     return (
         bool(getattr(model_class, "_supports_attention_backend", False))
-        and (text is config or has_axes(config) or any(getattr(model_class, flag, False) for flag in _FLASH))
+        and (text is config or has_axes(config) or has_causal_media)
         and _has_plain_layers(text)
     )
 

@@ -27,8 +27,8 @@ from .by_sample import BOUNDS
 class MediaShares(Protocol):
     """The media of a pack that several ranks share: see plugins/parallel/sequence.py."""
 
-    def share(self, patches: Sequence[int]) -> slice:
-        """Return this rank's pieces of a kind of media; patches: rows of the tower's input of each piece."""
+    def shares(self, patches: Sequence[Sequence[int]]) -> list[slice]:
+        """Return this rank's pieces of each kind of media. patches: of each piece, rows of the tower's input."""
 
     def of_part(self, features: torch.Tensor, is_medium: torch.Tensor) -> torch.Tensor:
         """Return the features of this rank's tokens, float[m, d], from the features of its share, float[n, d].
@@ -73,27 +73,21 @@ class Dummies:
         input_ids: of the whole pack. shares: if set, this rank runs the towers on its share of the pack's media, and
         the model receives the features of this rank's tokens.
         """
-        device = input_ids.device
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), device=input_ids.device)
         methods: dict[str, Any] = {}
-        for kind in self.of_kind:
-            if not hasattr(base, f"get_{kind}_features"):
-                raise ConfigError(
-                    f"{type(base).__name__} has no get_{kind}_features, and a model with several towers, or with "
-                    "train.sequence_parallel, needs such a method for each kind of media, so that ranks run the towers "
-                    "in the same order: add it to the model"
-                )
-            own = [*model_inputs(self._family, base, self.of_kind[kind])]
-            if own[0] in inputs:
-                given = {name: inputs[name] for name in own}
-                if shares is None:
-                    features = getattr(base, f"get_{kind}_features")(**given)
-                else:
-                    features = self._of_part(base, kind, given, input_ids, shares)
-                methods[f"get_{kind}_features"] = partial(_same, features)
-            else:
-                for feature in tree_leaves(self._features(base, kind, device)):
+        media = {kind: self._given(base, kind, inputs) for kind in self.of_kind}
+        own = {} if shares is None else self._shares(media, shares)
+        for kind, given in media.items():
+            if given is None:
+                for feature in tree_leaves(self._features(base, kind, input_ids.device)):
                     total = total + 0 * feature.float().sum()
+                continue
+            if shares is None:
+                features = getattr(base, f"get_{kind}_features")(**given)
+            else:
+                token = media_token_id(self._family, base.config, kind)
+                features = self._of_part(base, kind, own[kind], input_ids == token, shares)
+            methods[f"get_{kind}_features"] = partial(_same, features)
         vars(base).update(methods)
         try:
             yield total
@@ -101,26 +95,38 @@ class Dummies:
             for name in methods:
                 del vars(base)[name]
 
+    def _given(self, base: Any, kind: str, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
+        """Return the model's inputs of a kind of media; None if there are none."""
+        if not hasattr(base, f"get_{kind}_features"):
+            raise ConfigError(
+                f"{type(base).__name__} has no get_{kind}_features, and a model with several towers, or with "
+                "train.sequence_parallel, needs such a method for each kind of media, so that ranks run the towers in "
+                "the same order: add it to the model"
+            )
+        own = [*model_inputs(self._family, base, self.of_kind[kind])]
+        return {name: inputs[name] for name in own} if own[0] in inputs else None
+
+    def _shares(
+        self, media: Mapping[str, Mapping[str, torch.Tensor] | None], shares: MediaShares
+    ) -> dict[str, Mapping[str, torch.Tensor]]:
+        """Return the model's inputs of this rank's share of each kind of media; {} for a kind without a share."""
+        cut = {kind: self._family.pieces(kind, given) for kind, given in media.items() if given is not None}
+        every = shares.shares([patches for _, patches in cut.values()])
+        return {kind: _cut(*each, share) for (kind, each), share in zip(cut.items(), every, strict=True)}
+
     def _of_part(
-        self, base: Any, kind: str, given: Mapping[str, torch.Tensor], input_ids: torch.Tensor, shares: MediaShares
+        self, base: Any, kind: str, own: Mapping[str, torch.Tensor], is_medium: torch.Tensor, shares: MediaShares
     ) -> Any:
         """Return a result like get_image_features's, for the media of this rank's tokens; see run_first.
 
-        given: the model's inputs of a kind. A rank without a share runs the tower on the smallest medium.
+        own: of this rank's share. A rank without a share runs the tower on the smallest medium.
         """
-        given, patches = self._family.pieces(kind, given)
-        share = shares.share(patches)
-        own = _cut(given, patches, share)
-        is_empty = share.start == share.stop
-        if is_empty:
-            own = model_inputs(self._family, base, self._dummy(kind, input_ids.device))
-        found = getattr(base, f"get_{kind}_features")(**own)
-        levels = _levels(found)
-        rows = torch.cat([_joined(level) for level in levels], dim=1)
-        token = media_token_id(self._family, base.config, kind)
-        of_part = shares.of_part(rows[:0] if is_empty else rows, input_ids == token)
-        widths = [_joined(level).shape[1] for level in levels]
-        return _with_levels(found, [*of_part.split(widths, dim=1)])
+        given = own or model_inputs(self._family, base, self._dummy(kind, is_medium.device))
+        found = getattr(base, f"get_{kind}_features")(**given)
+        levels = [_joined(level) for level in _levels(found)]
+        rows = torch.cat(levels, dim=1)
+        of_part = shares.of_part(rows if own else rows[:0], is_medium)
+        return _with_levels(found, of_part.split([level.shape[1] for level in levels], dim=1))
 
     def _dummy(self, kind: str, device: torch.device) -> Mapping[str, torch.Tensor]:
         self.of_kind[kind] = {name: tensor.to(device) for name, tensor in self.of_kind[kind].items()}
@@ -138,8 +144,10 @@ class Dummies:
         return features_of(features)
 
 
-def _cut(given: Mapping[str, torch.Tensor], patches: Sequence[int], share: slice) -> dict[str, torch.Tensor]:
-    """Return a share of pieces of media. given: tensors with a row for each piece, or a row for each patch."""
+def _cut(given: Mapping[str, torch.Tensor], patches: Sequence[int], share: slice) -> Mapping[str, torch.Tensor]:
+    """Return a share of pieces, {} for no piece. given: tensors with a row for each piece, or a row for each patch."""
+    if share.start == share.stop:
+        return {}
     ends = [0, *accumulate(patches)]
     of_patches = slice(ends[share.start], ends[share.stop])
     return {name: tensor[share if len(tensor) == len(patches) else of_patches] for name, tensor in given.items()}
@@ -169,7 +177,7 @@ def _with_levels(found: Any, levels: Sequence[torch.Tensor]) -> Any:
     )
     if features_of(found) is found:
         return (first, later) if later else first
-    found["last_hidden_state" if found.pooler_output is None else "pooler_output"] = first
+    found["last_hidden_state"] = found["pooler_output"] = first  # models take sounds from the former
     if later:
         found["deepstack_features"] = later
     return found
