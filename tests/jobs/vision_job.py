@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
+from lmms_stream.errors import ConfigError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.processors.families.qwen_vl import QwenVL
 from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
 from lmms_stream.train.report.train_log import read_log
@@ -45,10 +48,13 @@ def open_dataset(folder: str, name: str, model: Any, source: str, world: World) 
 
 def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) -> dict[str, Any]:
     world, _ = init_distributed(TIMEOUT_S)
-    model = families.build(case["model"], **case.get("build", {}))
+    model = families.build(case["model"], **({"attention": case["attention"]} if "attention" in case else {}))
     datasets = {
         source: open_dataset(folders[source], case["model"], model, source, world) for source in case["sources"]
     }
+    if case.get("is_reversed"):
+        for each in datasets.values():
+            each.processor.family.pieces = reversed_pieces  # type: ignore[union-attr]
     output = folder / f"{name}-{world.world_size}"
     settings = {"output_dir": str(output), "global_batch": 2, "max_steps": 1, "num_workers": 0, "max_grad_norm": 1e9}
     args = TrainConfig(
@@ -91,13 +97,22 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
     }
 
 
+def reversed_pieces(kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
+    """Pieces as of a wrong family: not in the order of their tokens."""
+    inputs, patches = QwenVL.pieces(kind, inputs)
+    return {name: values.flip(0) for name, values in inputs.items()}, patches[::-1]
+
+
 def main() -> None:
     path = Path(sys.argv[1])
     job = json.loads(path.read_text())
     world, _ = init_distributed(TIMEOUT_S)
     for name, case in job["cases"].items():
         if world.world_size in case["on"]:
-            made = run(name, case, job["datasets"][case["model"]], path.parent)
+            try:
+                made = run(name, case, job["datasets"][case["model"]], path.parent)
+            except ConfigError as error:
+                made = {"error": str(error)}
             if world.rank == 0:
                 torch.save(made, path.parent / f"{name}-{world.world_size}.pt")
     dist.destroy_process_group()

@@ -90,7 +90,7 @@ def test_features_that_do_not_match_the_tokens_of_media_are_an_error_on_all_rank
         parts, is_medium = SequenceParts(group=dist.group.WORLD), torch.tensor([[False, True, True]])
         features = torch.arange(6.0).view(2, 3)
         assert torch.equal(parts.of_part(features, is_medium), features)
-        with pytest.raises(ValueError, match="^1 features of media for 2 tokens of media in a pack$"):
+        with pytest.raises(ValueError, match=r"^1 features of media for 2 tokens of media in a pack$"):
             parts.of_part(features[:1], is_medium)
     finally:
         dist.destroy_process_group()
