@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.collate import collate
 from lmms_stream.plugins.families.gemma3 import Gemma3
-from lmms_stream.plugins.parallel.sequence import SequenceParts, check_parts, leave_out, repeated
+from lmms_stream.plugins.parallel.sequence import ATTENTIONS, SequenceParts, check_parts, leave_out, repeated
 from lmms_stream.processors.families.probe import Described
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.loss import learnt_tokens
+from lmms_stream.train.model.towers import check_shares
 
 from ..train.test_model import TINY
 
@@ -120,16 +121,6 @@ def model_of(model_type: str, **fields: Any) -> Any:
             "tensor_parallel 2: each rank attends with a share of them. Set it to 1 or 2",
         ),
         (
-            "llama", {}, {"family": Gemma3},
-            "train.sequence_parallel 2 shares the tokens and the media of a pack, and the family of LlamaForCausalLM "
-            "does not have both attentions without a mask, flash_attention_2 and sdpa_varlen: set it to 1, and "
-            "gradient_checkpointing to true where packs need too much memory",
-        ),
-        (
-            "llama", {}, {"family": Described},
-            "and the family of LlamaForCausalLM does not cut media into pieces for several ranks: set it to 1, and",
-        ),
-        (
             "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {},
             "gives each rank a part of the positions, and dynamic positions of LlamaForCausalLM change with the",
         ),
@@ -141,6 +132,24 @@ def test_models_that_cannot_run_on_parts_are_refused(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         check_parts(model_of(model_type, **fields), **{"degree": 2, **options})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (
+            Gemma3,
+            "sequence_parallel 2 shares the tokens and media of a pack, and the family of gemma3 has no attention "
+            "without a mask (flash_attention_2 and sdpa_varlen): set it to 1, and gradient_checkpointing to true where "
+            "packs need too much memory",
+        ),
+        (Described(model_types=("a", "b")), "the family of a, b has no method `pieces`, which cuts media into shares:"),
+    ],
+)
+def test_families_that_cannot_share_media_are_refused(family: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_shares(family, ATTENTIONS, "train.sequence_parallel 2")
     assert message in str(caught.value)
 
 

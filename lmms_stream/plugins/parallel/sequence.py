@@ -1,6 +1,6 @@
 """A pack's tokens on several ranks: each runs the blocks on a part of the tokens (sequence parallelism).
 
-Each rank runs the media towers on a share of the pack's media, and sends each feature to the rank with its token.
+Each rank runs the media towers on a share of the pack's media, and sends each feature to the rank with the token.
 
 Only attention sees all tokens, by DeepSpeed-Ulysses (below); every other part of a transformer treats each token
 separately. Results of tokens (losses, logits) are gathered, and all ranks of a group have the same; each rank has the
@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from ...errors import ConfigError
-from ...processors.families.family import Family
 from ...train.model.attention import SDPA_VARLEN, has_varlen
 from ...train.model.build import PlainModel
 from ...train.model.model import PackedModel
+from ...train.model.towers import check_shares
 from ...train.run.mesh import Meshes
 from .exchanges import exchanged, swapped
 
@@ -116,8 +116,8 @@ class SequenceParts:
     def of_part(self, features: torch.Tensor, is_medium: torch.Tensor) -> torch.Tensor:
         """Return the features of this rank's tokens, float[m, d], from the features of all ranks' shares, float[n, d].
 
-        Features are in the order of their tokens. Each feature goes to a single rank, and its gradient back to the rank
-        that computed it. is_medium: the pack's tokens with a feature, bool[1, T]. ValueError if the numbers differ.
+        Features are in the order of the tokens. Each feature goes to a single rank, and the gradient returns on the
+        same way. is_medium: the pack's tokens with a feature, bool[1, T]. ValueError if the numbers differ.
         """
         missing = -is_medium.shape[1] % self.degree
         in_parts = torch.nn.functional.pad(is_medium, (0, missing)).view(self.degree, -1).sum(dim=1)
@@ -161,8 +161,10 @@ def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
         model.model,
         degree=mesh.size(),
         matrix_parts=1 if meshes.tp is None else meshes.tp.size(),
-        family=model.family,
+        reads_media=model.family is not None,
     )
+    if model.family is not None:
+        check_shares(model.family, ATTENTIONS, f"train.sequence_parallel {mesh.size()}")
     choices = getattr(model.model, "attention_choices", [])
     if choices and SDPA_VARLEN not in choices:  # left out for a model with media, whose family now allows it
         choices.append(SDPA_VARLEN)
@@ -171,17 +173,12 @@ def share_tokens(model: PackedModel | PlainModel, meshes: Meshes) -> None:
     model.sequence = SequenceParts(group=mesh.get_group())
 
 
-def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, family: Family | None = None) -> None:
-    """Raise ConfigError for a model whose packs' tokens and media cannot be shared by `degree` ranks.
+def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, reads_media: bool = False) -> None:
+    """Raise ConfigError for a model whose packs' tokens cannot be shared by `degree` ranks.
 
-    matrix_parts: ranks that already divide the heads (tensor_parallel). family: of media; None for text.
+    matrix_parts: ranks that already divide the heads (tensor_parallel).
     """
     text, asked = model.config.get_text_config(), f"train.sequence_parallel {degree}"
-    if family is not None and (reason := _reason_against(family)) is not None:
-        raise ConfigError(
-            f"{asked} shares the tokens and the media of a pack, and the family of {type(model).__name__} {reason}: "
-            "set it to 1, and gradient_checkpointing to true where packs need too much memory"
-        )
     heads = text.num_attention_heads // matrix_parts
     if heads % degree:
         divisors = [str(each) for each in range(1, heads + 1) if heads % each == 0]
@@ -190,7 +187,7 @@ def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, f
             f"{f' on a rank with tensor_parallel {matrix_parts}' if matrix_parts > 1 else ''}: each rank attends with "
             f"a share of them. Set it to {' or '.join(divisors)}"
         )
-    if not has_varlen(type(model), model.config, has_causal_media=family is not None):
+    if not has_varlen(type(model), model.config, has_causal_media=reads_media):
         raise ConfigError(
             f"{asked} is for models whose layers see all earlier tokens, or a window, and {type(model).__name__} has "
             "other layers: set it to 1"
@@ -201,13 +198,6 @@ def check_parts(model: PreTrainedModel, *, degree: int, matrix_parts: int = 1, f
             f"{asked} gives each rank a part of the positions, and {kind} positions of {type(model).__name__} change "
             "with the furthest one: set it to 1"
         )
-
-
-def _reason_against(family: Family) -> str | None:
-    """Return the reason why ranks cannot share a family's media, to follow its name, or None."""
-    if not {*ATTENTIONS} <= {*family.attentions}:
-        return f"does not have both attentions without a mask, {' and '.join(ATTENTIONS)}"
-    return None if hasattr(family, "pieces") else "does not cut media into pieces for several ranks"
 
 
 def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
@@ -230,8 +220,8 @@ def leave_out(choices: list[str], named: str, *, degree: int) -> dict[str, str]:
 def share_bounds(patches: Sequence[int], work: Sequence[int]) -> list[int]:
     """Return the first piece of each rank's share, and the number of pieces: shares of consecutive pieces.
 
-    Work and shares of a rank add up to nearly the same on all ranks: a rank has room up to this level, and a piece
-    belongs to the rank whose room contains the piece's middle. work: patches of each rank so far.
+    Work and shares of a rank add up to nearly the same level on all ranks. Each rank has room up to the level; the room
+    with the middle of a piece decides the piece's rank. work: patches of each rank so far.
 
     >>> share_bounds([4, 4, 16], [0, 0])
     [0, 2, 3]
@@ -246,7 +236,7 @@ def share_bounds(patches: Sequence[int], work: Sequence[int]) -> list[int]:
 
 
 def _overlaps(bounds: Sequence[int], rank: int, others: Sequence[int]) -> list[int]:
-    """Return the rows that an interval of `bounds`, the rank's, has in common with each interval of `others`."""
+    """Return the number of rows of the rank's interval of `bounds` in each interval of `others`."""
     first, last = bounds[rank : rank + 2]
     return [max(0, min(last, stop) - max(first, start)) for start, stop in pairwise(others)]
 
@@ -254,7 +244,7 @@ def _overlaps(bounds: Sequence[int], rank: int, others: Sequence[int]) -> list[i
 def _route(
     rows: torch.Tensor, group: dist.ProcessGroup, *, sent: Sequence[int], received: Sequence[int]
 ) -> torch.Tensor:
-    """Send rows to ranks, `sent` of them to each, one rank after another; return the rows received from the ranks."""
+    """Send rows to the ranks in turn; return the rows received. sent, received: numbers of rows, by rank."""
     made = rows.new_empty((sum(received), *rows.shape[1:]))
     dist.all_to_all_single(made, rows.contiguous(), [*received], [*sent], group=group)
     return made

@@ -191,10 +191,10 @@ class Family(Protocol):
         ...
 
     def pieces(self, kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
-        """The model's inputs of a kind, cut into pieces that the tower reads one by one, and the patches of each piece.
+        """The model's inputs of a kind in pieces, each read alone by the tower, and the patches of each piece.
 
-        Each input has a row for each piece, or a row for each patch. A family without this method is refused by
-        train.sequence_parallel, whose ranks share the pieces.
+        Each input has a row for each piece, or a row for each patch. Ranks share the pieces of a pack; a family without
+        this method is refused by train.sequence_parallel.
         """
         ...
 

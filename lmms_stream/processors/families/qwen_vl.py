@@ -258,7 +258,7 @@ class QwenVL:
 
     @staticmethod
     def pieces(kind: str, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[int]]:
-        """See Family. Towers read each pair of frames of a video by itself."""
+        """See Family: images, and pairs of frames of videos."""
         name = f"{kind}_grid_thw"
         grids = inputs[name].repeat_interleave(inputs[name][:, 0], dim=0)
         grids[:, 0] = 1

@@ -31,7 +31,7 @@ class MediaShares(Protocol):
         """Return this rank's pieces of each kind of media. patches: of each piece, rows of the tower's input."""
 
     def of_part(self, features: torch.Tensor, is_medium: torch.Tensor) -> torch.Tensor:
-        """Return the features of this rank's tokens, float[m, d], from the features of its share, float[n, d].
+        """Return the features of this rank's tokens, float[m, d], from the features of this rank's share, float[n, d].
 
         is_medium: the pack's tokens of this kind of media, bool[1, T].
         """
@@ -96,7 +96,7 @@ class Dummies:
                 del vars(base)[name]
 
     def _given(self, base: Any, kind: str, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
-        """Return the model's inputs of a kind of media; None if there are none."""
+        """Return the model's inputs of a kind of media, or None."""
         if not hasattr(base, f"get_{kind}_features"):
             raise ConfigError(
                 f"{type(base).__name__} has no get_{kind}_features, and a model with several towers, or with "
@@ -119,7 +119,7 @@ class Dummies:
     ) -> Any:
         """Return a result like get_image_features's, for the media of this rank's tokens; see run_first.
 
-        own: of this rank's share. A rank without a share runs the tower on the smallest medium.
+        own: inputs of this rank's share. A rank without a share runs the tower on the smallest medium.
         """
         given = own or model_inputs(self._family, base, self._dummy(kind, is_medium.device))
         found = getattr(base, f"get_{kind}_features")(**given)
@@ -142,6 +142,20 @@ class Dummies:
         own = getattr(self._family, "features", None)  # for models without get_…_features
         features = getattr(base, f"get_{kind}_features")(**inputs) if own is None else own(base, kind, inputs)
         return features_of(features)
+
+
+def check_shares(family: Family, attentions: Sequence[str], asked: str) -> None:
+    """Raise ConfigError if ranks cannot share a family's media. attentions: required. asked: setting with its value."""
+    if not {*attentions} <= {*family.attentions}:
+        reason = f"has no attention without a mask ({' and '.join(attentions)})"
+    elif not hasattr(family, "pieces"):
+        reason = "has no method `pieces`, which cuts media into shares"
+    else:
+        return
+    raise ConfigError(
+        f"{asked} shares the tokens and media of a pack, and the family of {', '.join(family.model_types)} {reason}: "
+        "set it to 1, and gradient_checkpointing to true where packs need too much memory"
+    )
 
 
 def _cut(given: Mapping[str, torch.Tensor], patches: Sequence[int], share: slice) -> Mapping[str, torch.Tensor]:
@@ -170,7 +184,7 @@ def _joined(level: Any) -> torch.Tensor:
 
 
 def _with_levels(found: Any, levels: Sequence[torch.Tensor]) -> Any:
-    """Return a result of get_image_features, … with other features of tokens, [n, d] for each of its levels."""
+    """Return a result of get_image_features, … with new features of tokens: [n, d] for each level."""
     first, *later = (
         rows.view(*[1] * (level.ndim - 2), *rows.shape) if torch.is_tensor(level) else [rows]
         for level, rows in zip(_levels(found), levels, strict=True)
