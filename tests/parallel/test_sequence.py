@@ -85,7 +85,8 @@ def test_each_piece_of_media_is_in_one_share_and_no_share_is_a_piece_too_large(
 
 
 def test_features_that_do_not_match_the_tokens_of_media_are_an_error_on_all_ranks() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         assert dist.group.WORLD is not None
         parts, is_medium = SequenceParts(group=dist.group.WORLD), torch.tensor([[False, True, True]])
