@@ -174,8 +174,8 @@ def test_ranks_that_share_a_pack_share_the_work_of_its_towers(results: dict[str,
 @in_long_rounds
 def test_the_proof_finds_features_that_go_to_other_tokens(results: dict[str, Any]) -> None:
     assert results["shared-reversed-2"]["error"] == (
-        "Qwen3VLForConditionalGeneration with attention sdpa_varlen does not keep the samples of a pack apart: what one "
-        "holds changes what is predicted in another (samples with media): set train.sequence_parallel to 1"
+        "Qwen3VLForConditionalGeneration with attention sdpa_varlen does not keep the samples of a pack apart: what "
+        "one holds changes what is predicted in another (samples with media): set train.sequence_parallel to 1"
     )
 
 
