@@ -57,11 +57,13 @@ class PackedDataLoader(BaseDataLoader):
         self.loader = config.open_loader(**options)
         self._local_batch, self._seq_len, self._num_passes = local_batch_size, seq_len, 0
         refuse_lanes(self.loader)
-        for source, length in self.loader.packing_lengths.items():
-            if length != seq_len:
-                raise ConfigError(
-                    f"packing_length {length} of source {source!r} is not training.seq_len {seq_len}: set both alike"
-                )
+        for source, plan in self.loader.mixture.plans.items():
+            for length in plan.packing.lengths:
+                if length != seq_len:
+                    raise ConfigError(
+                        f"packing_length {length} of source {source!r} is not training.seq_len {seq_len}: set both "
+                        "alike"
+                    )
         used = (self.loader.world, self.loader.global_batch, self.loader.settings.pad_to)
         for (name, value), other in zip(options.items(), used, strict=True):
             if other != value:

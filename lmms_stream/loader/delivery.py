@@ -12,7 +12,7 @@ from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneAfter, LaneCursor
-from ..plan.pack_plan import plan_fingerprint
+from ..plan.pack_plan import PackPlan, plan_fingerprint
 from ..plan.planner import After, StepConfig
 from ..plan.windows import WindowedMixture
 from ..processors.base import processor_fingerprint
@@ -36,15 +36,15 @@ class PlanDelivery:
 
     @property
     def packs_left(self) -> int | None:
-        return self.mixture.packs_left(self.cursor)
+        return self.mixture.packs_left(self.cursor, global_batch=self.config.global_batch)
 
     @property
     def epochs(self) -> dict[str, float]:
         """Epochs of the mixed sources; the cursor also keeps removed sources."""
-        found = {name: (plan, self.cursor.sources[name]) for name, plan in self.mixture.plans.items()}
+        found = {name: self.cursor.sources[name] for name in self.mixture.plans}
         return {
-            name: at.epoch + (at.packs / plan.num_packs(at.epoch) if at.packs else 0)
-            for name, (plan, at) in found.items()
+            name: at.epoch + (at.packs / self.mixture.plan_of(name, at).num_packs(at.epoch) if at.packs else 0)
+            for name, at in found.items()
         }
 
     @property
@@ -56,23 +56,13 @@ class PlanDelivery:
             "weights": mixture.listed_weights,
             "max_epochs": dict(mixture.max_epochs),
             "balance": mixture.balance,
+            "later_lengths": {name: plan.packing.later_lengths for name, plan in mixture.plans.items()},
             "cursor": self.cursor.to_dict(),
         }
 
     def packs_of_epochs(self, num_epochs: int) -> list[int]:
-        """Return the packs of each epoch from the cursor to the end of `num_epochs` epochs, without weights.
-
-        A source added later has fewer epochs: the epochs of the first sources count.
-        """
-        plans, sources = self.mixture.plans, self.cursor.sources
-        num_left = num_epochs - max(sources[name].epoch for name in plans)
-        if num_left <= 0:
-            return []
-        later = [
-            sum(plan.num_packs(sources[name].epoch + number) for name, plan in plans.items())
-            for number in range(1, num_left)
-        ]
-        return [self.packs_left or 0, *later]
+        """Return the packs of each epoch from the cursor to the end of `num_epochs` epochs, without weights."""
+        return self.mixture.packs_of_epochs(self.cursor, num_epochs, global_batch=self.config.global_batch)
 
     def samples_ahead(self, name: str, num_packs: int) -> int:
         """Return the samples that the workers of a node read ahead. num_packs: packs that they read ahead."""
@@ -82,7 +72,7 @@ class PlanDelivery:
     def begin(self) -> dict[str, Any]:
         """Return settings for workers, after counting the packs of their first epoch."""
         for name, epoch in self.mixture.epochs_at(self.cursor):
-            self.mixture.plans[name].num_packs(epoch)
+            self.mixture.plan_of(name, self.cursor.sources[name]).num_packs(epoch)
         return self.cursor.to_dict()
 
     def deliver(self, after: After) -> None:
@@ -96,7 +86,8 @@ class PlanDelivery:
         for name, epoch in self.mixture.epochs_ahead(self.cursor):
             if (name, epoch) not in self._counted:
                 self._counted.add((name, epoch))
-                start_thread(partial(_count, self.mixture, name, epoch), name="lmms-count")
+                plan = self.mixture.plan_of(name, self.cursor.sources[name])
+                start_thread(partial(_count, plan, epoch), name="lmms-count")
 
     def end(self) -> None:
         """Accept the end of the workers, at the end of the packs."""
@@ -108,9 +99,9 @@ class PlanDelivery:
         self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.config.global_batch)
 
 
-def _count(mixture: WindowedMixture, name: str, epoch: int) -> None:
+def _count(plan: PackPlan, epoch: int) -> None:
     with suppress(LmmsStreamError):  # raised by the worker that needs the counts
-        mixture.plans[name].count(epoch)
+        plan.count(epoch)
 
 
 class LaneDelivery:

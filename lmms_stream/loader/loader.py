@@ -162,10 +162,9 @@ class PackedLoader:
         )
         return planned, PlanDelivery(planned.mixture, settings.steps)
 
-    @property
-    def packing_lengths(self) -> dict[str, int]:
-        """Maximum tokens per pack of each source."""
-        return {name: each.needed_packing.packing_length for name, each in self._worker.datasets.items()}
+    def packing_lengths(self, step: int) -> dict[str, int]:
+        """Return the maximum tokens per pack of each source in a step."""
+        return {name: each.needed_packing.length_at(step) for name, each in self._worker.datasets.items()}
 
     @property
     def urls(self) -> dict[str, str]:
@@ -426,7 +425,7 @@ def _with_items(steps: StepConfig, datasets: Mapping[str, PackedDataset], collat
     fast = collator is collate and all(isinstance(each.processor, PackFiller) for each in datasets.values())
     if not fast or any(each.mode == "lanes" for each in datasets.values()):
         return steps
-    longest = max(each.needed_packing.packing_length for each in datasets.values())
+    longest = max(length for each in datasets.values() for length in each.needed_packing.lengths)
     is_limited = any(each.fetch.cache_limit is not None for each in datasets.values())
     return in_whole_steps(steps, packing_length=longest, is_limited=is_limited)
 
@@ -446,6 +445,11 @@ def _check_lanes(
             "lmms-stream index"
         )
     (dataset,) = datasets.values()
+    if dataset.needed_packing.later_lengths:
+        raise ConfigError(
+            "packing_length changes at a step, and lanes have packs of one length: write a lengths index with "
+            "lmms-stream index, or set one packing_length"
+        )
     check_lanes(int(dataset.lane_order.num_canonical_nodes or 1), world.num_groups, max(1, num_workers))
 
 

@@ -11,7 +11,7 @@ from ..checks import check_fields
 from ..config import OldKey, Settings, old_keys
 from ..errors import ConfigError, did_you_mean
 from ..plan.order import OrderConfig
-from ..plan.packing import Overlong, PackingConfig
+from ..plan.packing import Overlong, PackingConfig, split_lengths
 from ..processors import ProcessorConfig
 from ..registry import imported
 from ..storage.fetch_config import FetchConfig
@@ -81,7 +81,7 @@ class DatasetConfig:
     # "auto" measures a dataset without a lengths index once, up to 2 million samples; "plan" needs an index, "lanes"
     # works without an index
     packing_mode: PackingMode = "auto"
-    packing_length: int = 4096  # maximum tokens per pack
+    packing_length: int | dict[int, int] = 4096  # maximum tokens per pack; by first step: {0: 4096, 20000: 32768}
     packing_strategy: str = "best_fit"  # or even_fit, first_fit, next_fit, window_N
     # number of samples packed together (default: 16384 with a lengths index, 512 in lanes, which measure a window
     # before the first pack)
@@ -165,8 +165,10 @@ class DatasetConfig:
             )
 
     def _settings(self) -> dict[str, Any]:
+        length, later_lengths = split_lengths(self.packing_length)
         packing = PackingConfig(
-            packing_length=self.packing_length,
+            packing_length=length,
+            later_lengths=later_lengths,
             strategy=self.packing_strategy,
             overlong=self.overlong,
             max_samples_per_pack=self.max_samples_per_pack,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lengths import Lengths
-from .order import EpochOrder, OrderConfig
+from .order import BegunBlock, EpochOrder, OrderConfig, RestOrder
 from .packing import (
     NO_OPEN_PACKS,
     BlockSegments,
@@ -48,15 +48,25 @@ class PlanInputs:
     packing: PackingConfig
     kept_segments: int
 
+    def lengths(self, order: Order, node: int, block: int, sample_ids: _Numbers) -> NDArray[np.integer[Any]]:
+        """Return the tokens of a block's samples, or of the rest of a begun block."""
+        begun = begun_block(order, node, block)
+        return self.index.lengths[sample_ids] if begun is None else begun.lengths.astype(self.index.lengths.dtype)
+
     def patches(self, sample_ids: _Numbers) -> NDArray[np.integer[Any]] | None:
         """Return the patches of some samples; None for a dataset without media."""
         return None if self.index.patches is None else self.index.patches[sample_ids]
 
 
+def begun_block(order: Order, node: int, block: int) -> BegunBlock | None:
+    """Return the rest of a block begun before a change of packing_length; None for a whole block."""
+    return order.begun(node, block) if isinstance(order, RestOrder) else None
+
+
 def pack_block(inputs: PlanInputs, order: Order, node: int, block: int) -> Packs:
     """Return all packs of a block, over samples in epoch order."""
     sample_ids = order.block(node, block)
-    lengths, patches = inputs.index.lengths[sample_ids], inputs.patches(sample_ids)
+    lengths, patches = inputs.lengths(order, node, block, sample_ids), inputs.patches(sample_ids)
     inputs.index.release()
     seed = block_seed(order.config.seed, epoch=order.epoch, node=node, block=block)
     return pack(lengths, config=inputs.packing, seed=seed, patches=patches)
@@ -110,20 +120,24 @@ class BlockPacks:
         self.sample_ids = self.lengths = np.empty(0, np.int64)
         self.offsets = np.zeros(1, np.int64)
         self._pieces: NDArray[np.int32] | None = None
+        self._begun = begun_block(order, node, block)
+        self._begins: _Numbers | None = None  # first tokens of the segments' rests of samples
 
     def starts_of(self, segments: _Numbers | slice) -> _Numbers | int:
         """Return the first token of each segment in its sample."""
+        begins = 0 if self._begins is None else self._begins[segments]
         if self._pieces is None:
-            return 0
+            return begins
         starts: _Numbers = self._pieces[segments].astype(np.int64) * self._inputs.packing.packing_length
-        return starts
+        return starts + begins
 
     def replay_to(self, number: int) -> bool:
         """Load pack `number` and following packs within the memory limit; return whether the pack was missing."""
         if self.first <= number < self.stop:
             return False
         ids = self._order.block(self._node, self.block)
-        lengths, patches = self._inputs.index.lengths[ids], self._inputs.patches(ids)
+        lengths = self._inputs.lengths(self._order, self._node, self.block, ids)
+        patches = self._inputs.patches(ids)
         segments = to_segments(lengths, config=self._inputs.packing, patches=patches)
         self._inputs.index.release()
         if len(segments.lengths) <= self._most:
@@ -203,5 +217,6 @@ class BlockPacks:
         np.take(ids, segments.positions[order], out=self.sample_ids)
         self.lengths[:] = (segments.lengths if segments.whole is None else segments.whole)[order]
         self._pieces = None if segments.pieces is None else segments.pieces[order]
+        self._begins = None if self._begun is None else self._begun.starts[segments.positions[order]]
         self.offsets = offsets
         self.first, self.stop = first, first + len(offsets) - 1

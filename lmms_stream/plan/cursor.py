@@ -14,9 +14,9 @@ from ..errors import CursorError, LmmsStreamError
 
 CURSOR_VERSION = 2  # 1: shares began at 0 in each phase of a mixture, and unshuffled order had other canonical nodes
 WINDOW_VERSION = 3  # of a cursor inside a window
+LENGTHS_VERSION = 4  # of a cursor after a change of packing_length
 MANY_SOURCES = 64  # more sources are written in a packed string
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
-_FIELDS = ("plan", "epoch", "packs", "credit")
 SOURCE = "data"  # name of a run's only source
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
@@ -32,17 +32,30 @@ _OF_GROWTH = (
 )
 
 
+class LengthChange(NamedTuple):
+    """A change of packing_length after `packs` packs of an epoch of a source."""
+
+    epoch: int
+    packs: int
+    length: int
+
+
+Changes = tuple[LengthChange, ...]
+
+
 class SourceCursor(NamedTuple):
     """Position in a source: `packs` packs of epoch `epoch` of its plan are consumed.
 
     plan: fingerprint of the plan. credit: missing packs of the source's share in the mixture (below 0: too many), in
-    2**-40 packs.
+    2**-40 packs. changes: former changes of packing_length, each with the epoch and the packs consumed before it, and
+    the new length; see changed_plan.py.
     """
 
     plan: str
     epoch: int = 0
     packs: int = 0
     credit: int = 0
+    changes: Changes = ()
 
     @property
     def place(self) -> tuple[int, int]:
@@ -118,6 +131,8 @@ class Cursor:
             if "packed_sources" in window:
                 del window["sources"]
             written |= {"version": WINDOW_VERSION, "window": window}
+        if any(at.changes for at in self.sources.values()):
+            written["version"] = LENGTHS_VERSION
         return written
 
     @staticmethod
@@ -131,8 +146,8 @@ class Cursor:
                 "set packing_mode to lanes"
             )
         refuse_state_of_samples(data)
-        is_in_window = data.get("version") == WINDOW_VERSION and "window" in data
-        if not is_in_window:
+        is_in_window = data.get("version") in (WINDOW_VERSION, LENGTHS_VERSION) and "window" in data
+        if not is_in_window and data.get("version") != LENGTHS_VERSION:
             check_version(data.get("version"))
         try:
             window = _read_window(data["window"]) if is_in_window else None
@@ -152,7 +167,8 @@ class Cursor:
 
 def _packed(sources: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sources as compressed text, field by field: values of a field are similar."""
-    columns = [list(sources), *([at[field] for at in sources.values()] for field in _FIELDS)]
+    fields = next(iter(sources.values()))
+    columns = [list(sources), *([at[field] for at in sources.values()] for field in fields)]
     return base64.b64encode(zlib.compress(json.dumps(columns, separators=(",", ":")).encode(), 9)).decode()
 
 
@@ -166,11 +182,15 @@ def _unpacked(packed: str) -> dict[str, dict[str, Any]]:
     if not reader.eof:
         raise ValueError("packed_sources is cut short, or too long")
     names, *columns = json.loads(text)
-    return {str(name): dict(zip(_FIELDS, values, strict=True)) for name, *values in zip(names, *columns, strict=True)}
+    fields = SourceCursor._fields[: max(len(columns), len(SourceCursor._fields) - 1)]
+    return {str(name): dict(zip(fields, values, strict=True)) for name, *values in zip(names, *columns, strict=True)}
 
 
 def _written(sources: Mapping[str, SourceCursor]) -> dict[str, Any]:
     found = {name: at._asdict() for name, at in sources.items()}
+    if not any(at.changes for at in sources.values()):
+        for each in found.values():
+            del each["changes"]
     return {"sources": found} if len(found) <= MANY_SOURCES else {"packed_sources": _packed(found)}
 
 
@@ -180,10 +200,21 @@ def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
     sources = data["sources"] if packed is None else _unpacked(packed)
     return {
         str(name): SourceCursor(
-            plan=_text(at["plan"]), epoch=_count(at["epoch"]), packs=_count(at["packs"]), credit=_credit(at["credit"])
+            plan=_text(at["plan"]),
+            epoch=_count(at["epoch"]),
+            packs=_count(at["packs"]),
+            credit=_credit(at["credit"]),
+            changes=_read_changes(at.get("changes", ())),
         )
         for name, at in sources.items()
     }
+
+
+def _read_changes(changes: Sequence[Sequence[Any]]) -> Changes:
+    found = tuple(LengthChange(*map(_count, each)) for each in changes)
+    if any(each.length < 1 for each in found) or [each[:2] for each in found] != sorted(each[:2] for each in found):
+        raise ValueError(f"{changes!r} are no changes of packing_length in turn")
+    return found
 
 
 def _read_window(data: Mapping[str, Any]) -> WindowCursor:
@@ -194,11 +225,11 @@ def _read_window(data: Mapping[str, Any]) -> WindowCursor:
     return window
 
 
-_Tuples = Sequence[tuple[str, tuple[str, int, int, int]]]
+_Tuples = Sequence[tuple[str, tuple[Any, ...]]]
 
 
 def _tuples(sources: Mapping[str, SourceCursor]) -> _Tuples:
-    return [(name, (at.plan, at.epoch, at.packs, at.credit)) for name, at in sources.items()]
+    return [(name, tuple(at)) for name, at in sources.items()]
 
 
 def _unpickled(step: int, sources: _Tuples, window: tuple[Any, ...] | None) -> Cursor:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..freed_memory import give_back_memory
-from .block_packs import BlockPacks, Order, PlanInputs, pack_block
-from .order import Turns
+from .block_packs import BlockPacks, Order, PlanInputs, begun_block, pack_block
+from .order import BegunBlock, LeftOfNode, RestOrder, Turns
 from .packing import PackRange, ends_of, runs
 
 _Numbers = NDArray[np.int64]
@@ -82,6 +82,7 @@ class EpochPlan:
             counts = counts[self._turns.blocks_of_turns]
         self._counts = counts[:, 0]
         self._tokens = counts[:, 1]
+        self._overlong = counts[:, 2:]
         self._dropped = counts[:, 2] if inputs.packing.overlong == "drop" else counts[:, 3:].sum(axis=1)
         self._num_blocks = num_blocks
         self.num_packs, self.num_tokens, self.num_overlong = (int(n) for n in counts[:, :3].sum(axis=0))
@@ -208,7 +209,8 @@ class EpochPlan:
         wanted = np.array([sample_id], np.int64)
         _, nodes, blocks = self.order.occurrences(wanted)
         at = sorted({*zip(nodes.tolist(), blocks.tolist(), strict=True)})
-        return np.concatenate([np.empty(0, np.int64), *(self._packs_in_block(*each, wanted).packs for each in at)])
+        found = [self._packs_in_block(*each, wanted).packs for each in at if self._counts[self._row(*each)]]
+        return np.concatenate([np.empty(0, np.int64), *found])
 
     def first_packs_of(self, sample_ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """See PackPlan.first_packs_of: a block is packed again after all packs before its first pack were yielded."""
@@ -239,6 +241,8 @@ class EpochPlan:
         ids = self.order.block(node, block)
         packs = pack_block(self._inputs, self.order, node, block)
         segments = np.flatnonzero(np.isin(ids, sample_ids)[packs.order])
+        if packs.pieces is None and begun_block(self.order, node, block) is not None:
+            segments = segments[np.argsort(packs.order[segments], kind="stable")]
         if packs.pieces is not None:
             segments = segments[np.lexsort((packs.pieces[segments], packs.order[segments]))]
         found = np.searchsorted(packs.offsets, segments, side="right") - 1
@@ -251,6 +255,11 @@ class EpochPlan:
 
     def amounts(self, num_packs: int) -> Amounts:
         """Return the amounts in the first num_packs packs."""
+        found = [self._amounts_of_node(node, count) for node, count in enumerate(self._taken(num_packs).tolist())]
+        return Amounts(sum(each.samples for each in found), sum(each.tokens for each in found))
+
+    def _taken(self, num_packs: int) -> NDArray[np.int64]:
+        """Return the number of packs of each canonical node among the first num_packs."""
         phase = max(0, int(np.searchsorted(self._phase_starts, num_packs, side="right")) - 1)
         taken = np.zeros(len(self._num_blocks), np.int64)  # packs of each canonical node
         for nodes, rounds in zip(self._phase_nodes[:phase], self._phase_rounds[1:].tolist(), strict=False):
@@ -260,8 +269,7 @@ class EpochPlan:
             rounds, rest = divmod(num_packs - int(self._phase_starts[phase]), len(nodes))
             taken[nodes] += rounds
             taken[nodes[:rest]] += 1
-        found = [self._amounts_of_node(node, count) for node, count in enumerate(taken.tolist())]
-        return Amounts(sum(each.samples for each in found), sum(each.tokens for each in found))
+        return taken
 
     def _amounts_of_node(self, node: int, num_packs: int) -> Amounts:
         first = int(self._first_blocks[node])
@@ -273,20 +281,76 @@ class EpochPlan:
         left = num_packs - (int(ends[whole - 1]) if whole else 0)
         if left:
             positions, lengths = self._begun(node, whole, left)
-            samples, tokens = samples + len(np.unique(positions)), tokens + int(lengths.sum())
+            samples, tokens = samples + len(np.unique(positions[positions >= 0])), tokens + int(lengths.sum())
         return Amounts(samples, tokens)
 
     def _samples_of(self, node: int, turn: int) -> int:
+        if isinstance(self.order, RestOrder):
+            begun = self.order.begun(node, turn)
+            return len(self.order.block(node, turn)) if begun is None else int(begun.is_new.sum())
         start, stop = self.order.node_bounds(node)
         block = turn if self._turns is None else self._turns.block(node, turn)
         size = self.order.config.shuffle_block_size
         return min(size, stop - start - block * size)
 
+    def left_after(self, num_packs: int) -> list[LeftOfNode]:
+        """Return the rest of each canonical node after the first num_packs packs; only with reshuffle.
+
+        Dropped samples of the last block belong to the rest: the next packing_length may be longer.
+        """
+        assert self._turns is None
+        return [self._left_of_node(node, count) for node, count in enumerate(self._taken(num_packs).tolist())]
+
+    def _left_of_node(self, node: int, num_packs: int) -> LeftOfNode:
+        if not num_packs:
+            return self.order.lefts[node] if isinstance(self.order, RestOrder) else LeftOfNode(0, None)
+        first = int(self._first_blocks[node])
+        ends = np.cumsum(self._counts[first : first + self._num_blocks[node]])
+        block = int(np.searchsorted(ends, num_packs, side="left"))
+        if num_packs == ends[block]:
+            return LeftOfNode(block + 1, None)
+        ids, packs = self.order.block(node, block), pack_block(self._inputs, self.order, node, block)
+        lengths = np.asarray(self._inputs.lengths(self.order, node, block, ids), np.int64)
+        before = begun_block(self.order, node, block)
+        before = before or BegunBlock(ids, np.zeros_like(ids), lengths, np.ones(len(ids), bool))
+        stop = int(packs.offsets[num_packs - (ends[block] - self._counts[first + block])])
+        num_taken = np.bincount(packs.order[:stop], minlength=len(ids))
+        whole = np.flatnonzero(num_taken == 0)
+        rest = stop + np.flatnonzero(num_taken[packs.order[stop:]])  # other pieces of samples that are begun
+        at, limit = packs.order[rest].astype(np.int64), self._inputs.packing.packing_length
+        shifts = np.zeros_like(at) if packs.pieces is None else packs.pieces[rest].astype(np.int64) * limit
+        positions, more = np.concatenate([whole, at]), np.concatenate([np.zeros_like(whole), shifts])
+        room = np.concatenate([lengths[whole], np.full(len(at), limit)])
+        order = np.lexsort((more, positions))
+        positions, more, room = positions[order], more[order], room[order]
+        is_new = before.is_new[positions] & (num_taken[positions] == 0)
+        starts, lengths = before.starts[positions] + more, np.minimum(lengths[positions] - more, room)
+        return LeftOfNode(block, BegunBlock(ids[positions], starts, lengths, is_new))
+
+    def overlong_in(self, num_packs: int) -> tuple[int, int]:
+        """Return the number of overlong samples before the rest of left_after, and the number with media."""
+        found = np.array([self.num_overlong, self.num_overlong_media])
+        for node, left in enumerate(self.left_after(num_packs)):
+            rows = slice(
+                int(self._first_blocks[node]) + left.first_block, int(self._first_blocks[node]) + self._num_blocks[node]
+            )
+            of_rows = self._overlong[rows][left.begun is not None :].sum(axis=0)
+            found[: len(of_rows)] -= of_rows
+            if left.begun is not None:
+                is_over = left.begun.is_new & (left.begun.lengths > self._inputs.packing.packing_length)
+                patches = self._inputs.patches(left.begun.sample_ids[is_over])
+                found -= is_over.sum(), 0 if patches is None else np.count_nonzero(patches)
+        return int(found[0]), int(found[1])
+
     def _begun(self, node: int, turn: int, num_packs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sample's position in the block, and the tokens, of each segment in the first packs of a block."""
+        """Return the sample's position in the block, and the tokens, of each segment in the first packs of a block.
+
+        The position is -1 for a sample with a piece before a change of packing_length.
+        """
         block = turn if self._turns is None else self._turns.block(node, turn)
         ids = self.order.block(node, block)
-        lengths = np.asarray(self._inputs.index.lengths[ids], dtype=np.int64)
+        lengths = np.asarray(self._inputs.lengths(self.order, node, block, ids), dtype=np.int64)
+        begun = begun_block(self.order, node, block)
         packs = pack_block(self._inputs, self.order, node, block)
         numbers = np.arange(num_packs)
         if self._turns is not None:
@@ -294,9 +358,11 @@ class EpochPlan:
         segments = runs(packs.offsets[numbers], np.diff(packs.offsets)[numbers])
         chosen, limit = packs.order[segments], self._inputs.packing.packing_length
         starts = 0 if packs.pieces is None else packs.pieces[segments].astype(np.int64) * limit
-        tokens = lengths[chosen] - starts
+        tokens, positions = lengths[chosen] - starts, chosen.astype(np.int64)
+        if begun is not None:
+            positions = np.where(begun.is_new[chosen], positions, -1)
         is_kept = self._inputs.packing.overlong == "keep"
-        return chosen.astype(np.int64), tokens if is_kept else np.minimum(tokens, limit)
+        return positions, tokens if is_kept else np.minimum(tokens, limit)
 
     def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of packs of a canonical node. rounds: positions in the node; each round takes one pack."""
@@ -362,14 +428,19 @@ def block_counts(
     return counts
 
 
+def count_block(inputs: PlanInputs, order: Order, node: int, block: int) -> tuple[int, int, int, int]:
+    """Return the packs, tokens, overlong samples, and overlong samples with media of a block."""
+    packs = pack_block(inputs, order, node, block)
+    return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media
+
+
 def count_blocks(inputs: PlanInputs, order: Order, *, num_threads: int | None) -> NDArray[np.int64]:
     """Count now, with the result of block_counts."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
     inputs = replace(inputs, packing=inputs.packing.counted)
 
     def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
-        packs = pack_block(inputs, order, *node_and_block)
-        return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media
+        return count_block(inputs, order, *node_and_block)
 
     if num_threads == 1:  # in this thread: threads of a pool would keep the process from ending
         counted = [count(each) for each in blocks]

@@ -129,10 +129,10 @@ class StepLookup:
         list: the sample is overlong and dropped, or its source has not begun. PackingError for an unknown source or
         sample.
         """
-        plan = self.plan(source)
-        plan.check_sample(sample_id)
-        num_pieces = plan.num_pieces(sample_id)
+        self.plan(source).check_sample(sample_id)
         end = self._end_of_epoch(source, stop) if ahead else stop
+        plan = self.plan_before(source, end)
+        num_pieces = plan.num_pieces(sample_id)
         return [
             self._piece(SourceRange(source=source, epoch=epoch, first=pack, stop=pack + 1), number % num_pieces, end)
             for epoch in range(self.num_epochs(source, stop, ahead=ahead))
@@ -156,7 +156,7 @@ class StepLookup:
         Only the first shuffle block with these samples is packed again; further blocks only after skipped steps.
         sample_ids: int64[1 or more]. left_out: samples replaced by padding in steps, and therefore not read.
         """
-        plan = self.plan(source)
+        plan = self.plan_before(source, stop)
         # Packs come in turn, and a window gives a pack to another of its steps.
         early = max(
             each.mixture.steps_of_window(each.cursor, global_batch=each.global_batch) for each in self.stretches
@@ -188,6 +188,14 @@ class StepLookup:
         if source not in plans:
             raise PackingError(f"the run has no source {source!r}: choose one of {', '.join(plans)}")
         return plans[source]
+
+    def plan_before(self, source: str, step: int) -> PackPlan:
+        """Return the plan of a source with the changes of packing_length before a step."""
+        plan, at = self.plan(source), self.cursor(step).sources.get(source)
+        if at is None or not at.changes:
+            return plan
+        mixture = next(each.mixture for each in reversed(self.stretches) if source in each.mixture.plans)
+        return mixture.plan_of(source, at)
 
     def cursor(self, step: int) -> Cursor:
         """Return the cursor before a step, after all earlier steps, skipped steps included."""
@@ -308,11 +316,13 @@ def last_step(mixture: Mixture, cursor: Cursor, source: str, *, global_batch: in
     this phase end.
     """
     if mixture.schedule is None:
-        return cursor.step - (-(mixture.packs_left(cursor) or 0) // global_batch)
+        return cursor.step - (-(mixture.packs_left(cursor, global_batch=global_batch) or 0) // global_batch)
     first, last = mixture.schedule[-1]
     begin = max(first, cursor.step)
     at = cursor.sources[source]
-    left = mixture.plans[source].num_packs(at.epoch) - at.packs
+    left = mixture.plan_of(source, at).num_packs(at.epoch) - at.packs
+    lengths = mixture.plans[source].packing.lengths
+    left = left * max(lengths) // min(lengths) + len(lengths)  # packing_length may fall
     share = _share(last, source)
     others = 0  # maximum packs of other sources before these
     if not share:
@@ -334,4 +344,4 @@ def _share(weights: object, source: str) -> Fraction:
 def _most_packs(mixture: Mixture, cursor: Cursor, source: str) -> int:
     """Return an upper bound of a source's remaining packs: epochs have about as many packs each; twice this number."""
     at = cursor.sources[source]
-    return 2 * mixture.plans[source].num_packs(at.epoch) * max(0, mixture.max_epochs[source] - at.epoch)
+    return 2 * mixture.plan_of(source, at).num_packs(at.epoch) * max(0, mixture.max_epochs[source] - at.epoch)

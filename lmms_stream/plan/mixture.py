@@ -31,6 +31,7 @@ from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
 from .source_ranges import (
     UNIT,
+    PlansByLength,
     SourceBlock,
     SourceRange,
     SourceRanges,
@@ -46,7 +47,7 @@ from .source_ranges import (
 )
 
 MAX_PHASES_AHEAD = 64  # phases of a schedule to search for deadlines
-_QuotasKey = tuple[tuple[str, ...], tuple[int, ...]]  # sources, and without weights their epochs
+_QuotasKey = tuple[tuple[str, ...], tuple[Any, ...]]  # sources, and without weights their epochs and changes
 
 logger = logging.getLogger("lmms_stream")
 
@@ -98,7 +99,7 @@ class Mixture:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-        self._is_short = np.array([plan.is_short for plan in self.plans.values()])
+        self.by_length = PlansByLength(self.plans)
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
     @property
@@ -121,16 +122,14 @@ class Mixture:
         self._warn_of_renamed(cursor)
         for name, plan in self.plans.items():
             at = sources.get(name, SourceCursor(plan=plan.fingerprint))
-            num_packs = plan.num_packs(at.epoch)
+            num_packs = self.plan_of(name, at).num_packs(at.epoch)
             if num_packs == 0:
                 raise ConfigError(f"source {name!r} has no packs: all its samples are dropped; raise packing_length")
             at.check_packs(name, num_packs)
             if self.schedule is not None and at.packs == num_packs:
-                at = SourceCursor(plan=at.plan, epoch=at.epoch + 1, credit=at.credit)
+                at = at._replace(epoch=at.epoch + 1, packs=0)
             sources[name] = at
-        if self.schedule is None and self._is_over(sources):  # only a former source had packs left
-            self._begin_epoch(sources)
-        return Cursor(step=cursor.step, sources=sources)
+        return self._cursor(cursor.step, sources, window=cursor.window)
 
     def _warn_of_renamed(self, cursor: Cursor) -> None:
         """Warn of a new source with the plan of a former one: positions belong to names."""
@@ -142,19 +141,50 @@ class Mixture:
                     f"name it {before!r} to continue there"
                 )
 
-    def packs_left(self, cursor: Cursor) -> int | None:
-        """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end."""
+    def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
+        """Return the plan of a source at a cursor, with the changes of packing_length so far."""
+        return self.by_length.plan(name, at.changes)
+
+    def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
+        """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end.
+
+        global_batch, begun: see take; needed if packing_length changes on the way.
+        """
+        sources, step, total = dict(cursor.sources), cursor.step, 0
+        while True:
+            self._change(sources, step)
+            left, change = self._left_of(sources), self.by_length.next_change(step)
+            if left is None or change is None:
+                return None if left is None else total + left
+            if not global_batch:
+                raise ConfigError("the packs left depend on the global batch while packing_length changes: give it")
+            most = (change - step) * global_batch - begun
+            taken = self._take_of_length(sources, step, most, global_batch=global_batch, begun=begun)[0]
+            total, step, begun = total + taken, change, 0
+            if taken < most:
+                return total
+
+    def _left_of(self, sources: Mapping[str, SourceCursor]) -> int | None:
+        """Return packs_left from some cursors on, without a later change of packing_length."""
         if self.schedule is None:
-            return sum(self._left_in_epoch(name, cursor.sources[name]) for name in self.names)
+            return sum(self._left_in_epoch(name, sources[name]) for name in self.names)
         total = 0
         for name in self.read_names:
-            at = cursor.sources[name]
+            at = sources[name]
             if name not in self.max_epochs:
                 return None
             if self._has_epochs_left(name, at):
                 total += self._left_in_epoch(name, at)
-                total += self.plans[name].num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
+                total += self.plan_of(name, at).num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
         return total
+
+    def packs_of_epochs(self, cursor: Cursor, num_epochs: int, *, global_batch: int) -> list[int]:
+        """Return the packs of each epoch from a cursor to the end of `num_epochs` epochs of the first sources."""
+        found: list[int] = []
+        for _ in range(num_epochs - max(cursor.sources[name].epoch for name in self.names)):
+            found.append(self.packs_left(cursor, global_batch=global_batch) or 0)
+            cursor = self.skip(cursor, max(1, -(-found[-1] // global_batch)), global_batch=global_batch)
+        return found
 
     def epochs_at(self, cursor: Cursor) -> list[tuple[str, int]]:
         """Return the sources with packs left, each with its current epoch."""
@@ -167,7 +197,7 @@ class Mixture:
         found = []
         for name in self._mixed(cursor):
             at = cursor.sources[name]
-            if 2 * at.packs >= self.plans[name].num_packs(at.epoch) and at.epoch + 1 < self._num_epochs(name):
+            if 2 * at.packs >= self.plan_of(name, at).num_packs(at.epoch) and at.epoch + 1 < self._num_epochs(name):
                 found.append((name, at.epoch + 1))
         return found
 
@@ -195,15 +225,29 @@ class Mixture:
         window_after: WindowCursor | None = None,
     ) -> Step:
         """Return the step from a cursor. sources: after its packs. is_short: whether packs were missing."""
+        if window_after is None:
+            self._change(sources, cursor.step + 1)
         ends_epoch = window_after is None and (is_short or self._is_over(sources))
         if self.schedule is None and ends_epoch:
             self._begin_epoch(sources)
         return Step(
-            ranges=SourceRanges(self.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
+            ranges=SourceRanges(self.by_length.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
             after=Cursor(step=cursor.step + 1, sources=sources, window=window_after),
             ends_epoch=ends_epoch,
             window=window,
         )
+
+    def _cursor(self, step: int, sources: dict[str, SourceCursor], *, window: WindowCursor | None = None) -> Cursor:
+        """Return the cursor before a step. sources: after the packs of the step before."""
+        if window is None:
+            self._change(sources, step)
+            if self.schedule is None and self._is_over(sources):
+                self._begin_epoch(sources)
+        return Cursor(step=step, sources=sources, window=window)
+
+    def _change(self, sources: dict[str, SourceCursor], step: int) -> None:
+        """Give the sources the packing_length of a step from their positions on."""
+        self.by_length.change(sources, step, begins_epochs=self.schedule is not None)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
         """Return the cursor after `num_steps` skipped steps, for example around a spike of the loss.
@@ -215,13 +259,11 @@ class Mixture:
                 steps_here, cursor = whole
                 num_steps -= steps_here
                 continue
-            left = None if self.schedule is not None else self.packs_left(cursor)
+            left = None if self.schedule is not None else self.packs_left(cursor, global_batch=global_batch)
             steps_here = num_steps if left is None else min(num_steps, max(1, -(-left // global_batch)))
             sources = dict(cursor.sources)
-            taken = self.take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
-            if self.schedule is None and taken == left:
-                self._begin_epoch(sources)
-            cursor = Cursor(step=cursor.step + steps_here, sources=sources)
+            self.take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
+            cursor = self._cursor(cursor.step + steps_here, sources)
             num_steps -= steps_here
         return cursor
 
@@ -233,16 +275,20 @@ class Mixture:
         at = {name: cursor.sources[name] for name in self.names}
         if any(source.packs for source in at.values()):
             return None
-        counts = [self.plans[name].known_counts(source.epoch) for name, source in at.items()]
+        if self.by_length.next_change(cursor.step) is not None:
+            return None
+        sources = dict(cursor.sources)
+        counts = [self.plan_of(name, source).known_counts(source.epoch) for name, source in at.items()]
         known = min(map(len, counts))
         totals = sum((each[:known] for each in counts), np.zeros(known, np.int64))
         ends = np.cumsum(np.maximum(1, -(-totals // global_batch)))
         num_epochs = int(np.searchsorted(ends, num_steps, side="right"))
         if not num_epochs:
             return None
-        sources = {name: SourceCursor(plan=source.plan, epoch=source.epoch + num_epochs) for name, source in at.items()}
+        for name, source in at.items():
+            sources[name] = source._replace(epoch=source.epoch + num_epochs, credit=0)
         steps_here = int(ends[num_epochs - 1])
-        return steps_here, Cursor(step=cursor.step + steps_here, sources={**cursor.sources, **sources})
+        return steps_here, Cursor(step=cursor.step + steps_here, sources=sources)
 
     def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
         """Return the cursor before the step that reads a pack; None if none of the next num_steps reads the pack.
@@ -259,8 +305,7 @@ class Mixture:
                 return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
             if self.schedule is not None or num_packs == count:
                 break
-            self._begin_epoch(sources)
-            cursor = Cursor(step=cursor.step - (-num_packs // global_batch), sources=sources)
+            cursor = self._cursor(cursor.step - (-num_packs // global_batch), sources)
         return None
 
     def take(
@@ -273,24 +318,54 @@ class Mixture:
         begun: int = 0,
         until: SourceRange | None = None,
         ranges: list[NDArray[np.int64]] | None = None,
+        keeps_length: bool = False,
     ) -> int:
         """Take `count` packs from a step on, or up to the end (without weights: of the epoch).
 
         Move `sources` behind these packs, add rows for them to `ranges`, and return their number. begun: packs taken
-        before, since the beginning of the step. until: the last pack to take, a range of length 1.
+        before, since the beginning of the step. until: the last pack to take, a range of length 1. keeps_length: no
+        packing_length changes.
         """
+        done = 0
+        while True:
+            steps_done, in_step = divmod(begun + done, global_batch)
+            if not keeps_length:
+                self._change(sources, step + steps_done)
+            most = count - done
+            if not keeps_length and (change := self.by_length.next_change(step + steps_done)) is not None:
+                most = min(most, (change - step - steps_done) * global_batch - in_step)
+            taken, is_found = self._take_of_length(
+                sources, step, most, global_batch=global_batch, begun=begun + done, until=until, ranges=ranges
+            )
+            done += taken
+            if is_found or taken < most or done == count:
+                return done
+
+    def _take_of_length(
+        self,
+        sources: dict[str, SourceCursor],
+        step: int,
+        count: int,
+        *,
+        global_batch: int,
+        begun: int = 0,
+        until: SourceRange | None = None,
+        ranges: list[NDArray[np.int64]] | None = None,
+    ) -> tuple[int, bool]:
+        """Take packs of one packing_length, see take; also return whether `until` is taken."""
         names = [name for name in self.read_names if self._has_packs(name, sources[name])]
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
-                ranges.append(np.array([[self._numbers[taken.source], *taken[1:]]], np.int64))
-            return taken.stop - taken.first
+                number = self.by_length.number(taken.source, sources[taken.source].changes)
+                ranges.append(np.array([[number, *taken[1:]]], np.int64))
+            return taken.stop - taken.first, False
         done, is_found = 0, False
         turns = SourceTurns(
             sources,
             names,
-            numbers=[self._numbers[name] for name in names],
-            known_counts=lambda name, epoch: self.plans[name].known_counts(epoch),
+            numbers=[self.by_length.number(name, sources[name].changes) for name in names],
+            known_counts=lambda name, epoch: self.plan_of(name, sources[name]).known_counts(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
             most=count,
         )
@@ -298,26 +373,26 @@ class Mixture:
             steps_done, in_step = divmod(begun + done, global_batch)
             rows, ends = self._phases(step + steps_done, global_batch - in_step, global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
-            quotas = self._quotas_of(tuple(turns.names), tuple(turns.epochs))[rows]
+            quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
             least = UNIT // max(2, 2 * len(self.read_names) - 2)
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, ranges=ranges)
             done += num_packs
         turns.write()
-        return done
+        return done, is_found
 
     def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
         """Take packs of the only source with packs left, up to the end of its epoch."""
         at = sources[name]
         stop = at.packs + min(count, self._left_in_epoch(name, at))
-        sources[name] = SourceCursor(at.plan, at.epoch, stop)
+        sources[name] = SourceCursor(at.plan, at.epoch, stop, 0, at.changes)
         return SourceRange(name, at.epoch, at.packs, stop)
 
     def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
         """Return the canonical node of each pack of some ranges, as in `packs`, without making packs."""
-        ranges = SourceRanges.of(self.names, ranges)
+        ranges = SourceRanges.of(self.by_length.names, ranges)
         nodes = np.empty(ranges.num_packs, np.int64)
-        for each in by_epoch(ranges, is_short=self._is_short):
-            plan = self.plans[each.source]
+        for each in by_epoch(ranges, is_short=self.by_length.is_short):
+            plan = self.by_length.plans[each.number]
             parts = self.num_canonical_nodes // plan.num_canonical_nodes
             nodes[each.positions] = parts * plan.canonical_nodes(each.epochs, each.numbers)
         return nodes
@@ -327,21 +402,22 @@ class Mixture:
 
         chosen: ascending positions of the packs to return; None: all.
         """
-        epochs = by_epoch(SourceRanges.of(self.names, ranges), chosen, is_short=self._is_short)
-        found = [self.plans[each.source].take(each.epochs, each.numbers) for each in epochs]
+        epochs = by_epoch(SourceRanges.of(self.by_length.names, ranges), chosen, is_short=self.by_length.is_short)
+        found = [self.by_length.plans[each.number].take(each.epochs, each.numbers) for each in epochs]
         counts = [len(each) for each in found]
 
         def of_packs(values: Iterable[int]) -> NDArray[np.int64]:
             return np.repeat(np.fromiter(values, np.int64, len(found)), counts)
 
-        parts = of_packs(self.num_canonical_nodes // self.plans[each.source].num_canonical_nodes for each in epochs)
+        names = [self.by_length.names[each.number] for each in epochs]
+        parts = of_packs(self.num_canonical_nodes // self.plans[name].num_canonical_nodes for name in names)
         joined = PackRange(
             sample_ids=join(each.sample_ids for each in found),
             starts=join(each.starts for each in found),
             lengths=join(each.lengths for each in found),
             offsets=ends_of(join(np.diff(each.offsets) for each in found)),
             canonical_nodes=parts * join(each.canonical_nodes for each in found),
-            sources=of_packs(self._numbers[each.source] for each in epochs),
+            sources=of_packs(self._numbers[name] for name in names),
             patches=join_patches(found),
             epochs=join(each.epochs for each in epochs),
         )
@@ -351,9 +427,9 @@ class Mixture:
     def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
         """Return the shuffle blocks of some ranges' packs, each with the position of its first pack."""
         return [
-            (int(each.positions[first]), SourceBlock(source=each.source, epoch=epoch, node=node, block=block))
-            for each in by_epoch(SourceRanges.of(self.names, ranges), is_short=self._is_short)
-            for first, epoch, node, block in self.plans[each.source].blocks(each.epochs, each.numbers)
+            (int(each.positions[first]), SourceBlock(self.by_length.names[each.number], epoch, node, block))
+            for each in by_epoch(SourceRanges.of(self.by_length.names, ranges), is_short=self.by_length.is_short)
+            for first, epoch, node, block in self.by_length.plans[each.number].blocks(each.epochs, each.numbers)
         ]
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
@@ -370,7 +446,7 @@ class Mixture:
 
     def _begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
         for name in self.names:
-            sources[name] = SourceCursor(plan=sources[name].plan, epoch=sources[name].epoch + 1)
+            sources[name] = sources[name]._replace(epoch=sources[name].epoch + 1, packs=0, credit=0)
 
     def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
         """Return whether the epoch (with weights: each source's last epoch) is consumed; counts no packs early."""
@@ -383,7 +459,7 @@ class Mixture:
         return self.max_epochs.get(name, math.inf)
 
     def _left_in_epoch(self, name: str, at: SourceCursor) -> int:
-        return self.plans[name].num_packs(at.epoch) - at.packs
+        return self.plan_of(name, at).num_packs(at.epoch) - at.packs
 
     def _phases(self, step: int, left: int, *, global_batch: int) -> tuple[slice, NDArray[np.int64]]:
         """Return the phases from the current phase on, and the last turn of each. left: turns left in the step."""
@@ -399,20 +475,25 @@ class Mixture:
             return self._left_in_epoch(name, at) > 0
         return self._has_epochs_left(name, at)
 
-    def _quotas_of(self, names: tuple[str, ...], epochs: tuple[int, ...]) -> NDArray[np.int64]:
+    def _quotas_of(
+        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
+    ) -> NDArray[np.int64]:
         """Return the shares of the sources with packs left in each phase: int64[phases, len(names)].
 
-        Without weights the shares are the packs of the sources' epochs.
+        Without weights the shares are the packs of the sources' epochs, since a change of packing_length.
         """
-        key = names, epochs if self.schedule is None else ()
+        key: _QuotasKey = names, ()
+        if self.schedule is None:
+            key = names, (epochs, tuple(sources[name].changes for name in names))
         if self._quotas is None or self._quotas[0] != key:
-            self._quotas = key, self._new_quotas(names, epochs)
+            self._quotas = key, self._new_quotas(sources, names, epochs)
         return self._quotas[1]
 
-    def _new_quotas(self, names: tuple[str, ...], epochs: tuple[int, ...]) -> NDArray[np.int64]:
+    def _new_quotas(
+        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
+    ) -> NDArray[np.int64]:
         if self.schedule is None:
-            return to_quotas([self.plans[name].num_packs(epoch) for name, epoch in zip(names, epochs, strict=True)])[
-                None
-            ]
+            plans = [self.plan_of(name, sources[name]) for name in names]
+            return to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
         weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
         return np.stack([to_quotas(shares) for shares in passed_on(weights)])

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,25 @@ class OrderConfig:
             raise ConfigError(f"num_canonical_nodes must be at least 1, got {self.num_canonical_nodes}")
         if not 1 <= self.shuffle_block_size <= 1 << 30:
             raise ConfigError(f"shuffle_block_size must be from 1 to {1 << 30} samples, got {self.shuffle_block_size}")
+
+
+class BegunBlock(NamedTuple):
+    """The rest of a shuffle block, in order: sample ids, first tokens and tokens, int64[num_pieces] each.
+
+    is_new: bool[num_pieces], False for pieces of samples with another piece in an earlier pack.
+    """
+
+    sample_ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    is_new: NDArray[np.bool_]
+
+
+class LeftOfNode(NamedTuple):
+    """The rest of an epoch in a canonical node: blocks from first_block on. begun: rest of first_block; None: whole."""
+
+    first_block: int
+    begun: BegunBlock | None
 
 
 def default_canonical_nodes(num_samples: int) -> int:
@@ -203,6 +222,27 @@ class EpochOrder:
         run_lengths = np.diff(starts, append=stop)
         ids: NDArray[np.int64] = np.arange(start, stop, dtype=np.int64) + np.repeat(shifts, run_lengths)
         return ids
+
+
+class RestOrder(EpochOrder):
+    """The order of the rest of an epoch. lefts: the rest of each canonical node. Blocks keep their numbers."""
+
+    def __init__(
+        self, samples_per_shard: NDArray[np.int64], *, config: OrderConfig, epoch: int, lefts: Sequence[LeftOfNode]
+    ):
+        super().__init__(samples_per_shard, config=config, epoch=epoch)
+        self.lefts = lefts
+
+    def begun(self, node: int, block: int) -> BegunBlock | None:
+        """Return the rest of a begun block; None for a whole block."""
+        left = self.lefts[node]
+        return left.begun if left.first_block == block else None
+
+    def block(self, node: int, block: int) -> NDArray[np.int64]:
+        if block < self.lefts[node].first_block:
+            return np.empty(0, np.int64)
+        begun = self.begun(node, block)
+        return super().block(node, block) if begun is None else begun.sample_ids
 
 
 def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -65,6 +65,12 @@ class PackPlan:
             index = Lengths(lengths=lengths, content_hash=hash_lengths(lengths))
         self.samples_per_shard = np.asarray(samples_per_shard, dtype=np.int64)
         self.num_samples = int(self.samples_per_shard.sum())
+        if packing.later_lengths and not order.reshuffle:
+            raise ConfigError("another packing_length later needs another order of each epoch: set reshuffle to true")
+        if packing.later_lengths and streams is not None:
+            raise ConfigError(
+                "packs of samples of several datasets have one packing_length: set one, or mixing to packs"
+            )
         if len(index.lengths) != self.num_samples:
             raise LengthsError(
                 f"the lengths index has {len(index.lengths)} entries and the shards hold {self.num_samples} "
@@ -95,14 +101,21 @@ class PackPlan:
 
     def keeping(self, num_segments: int) -> PackPlan:
         """Return the same plan with another number of segments kept in memory."""
+        return self._with(self.packing, num_segments)
+
+    def of_packing(self, packing: PackingConfig) -> PackPlan:
+        """Return the same plan with another packing config."""
+        return self._with(packing, self._given_kept_segments)
+
+    def _with(self, packing: PackingConfig, kept_segments: int | None) -> PackPlan:
         return PackPlan(
             self.index,
             self.samples_per_shard,
             order=self.order,
-            packing=self.packing,
+            packing=packing,
             counts_cache=self._counts_cache,
             counting=self._counting,
-            kept_segments=num_segments,
+            kept_segments=kept_segments,
             streams=self.streams,
         )
 
@@ -144,6 +157,10 @@ class PackPlan:
     def num_packs(self, epoch: int) -> int:
         return int(self.known_counts(epoch)[0])
 
+    def packs_in_turn(self, epoch: int) -> int:
+        """Return the packs of an epoch, since the change if its packing_length changes."""
+        return self.num_packs(epoch)
+
     def num_packs_of_epochs(self, first: int, stop: int) -> int:
         """Return the number of packs of the epochs [first, stop)."""
         if self.short is not None:
@@ -179,8 +196,11 @@ class PackPlan:
 
     def efficiency(self, epoch: int) -> float:
         """Return the share of the packs' tokens that samples fill, from 0 to 1."""
-        room = self.num_packs(epoch) * self.packing.packing_length + self.num_tokens_over(epoch)
-        return self.num_tokens(epoch) / max(1, room)
+        return self.num_tokens(epoch) / max(1, self._room(epoch))
+
+    def _room(self, epoch: int) -> int:
+        """Return the tokens that fit into the packs of an epoch."""
+        return self.num_packs(epoch) * self.packing.packing_length + self.num_tokens_over(epoch)
 
     def sample_chunks(self, epoch: int) -> Iterator[slice | NDArray[np.int64]]:
         """Yield the sample ids of an epoch, some at a time, in no order; each id as often as the epoch has it."""
@@ -200,17 +220,34 @@ class PackPlan:
 
     def num_longer_than(self, num_tokens: int) -> int:
         """Return the number of samples of the first epoch with a packed segment of more tokens."""
-        limit, overlong = self.packing.packing_length, self.packing.overlong
         if num_tokens >= self.longest_pack:
             return 0
-        chunks = (self.lengths[each] for each in self.sample_chunks(0))
-        longer = (each > num_tokens if overlong != "drop" else (each > num_tokens) & (each <= limit) for each in chunks)
-        return sum(int(np.count_nonzero(each)) for each in longer)
+        is_dropped = self.packing.overlong == "drop"
+        return self._num_above(num_tokens) - (self._num_above(max(self.packing.lengths)) if is_dropped else 0)
+
+    def num_overlong_later(self) -> list[tuple[int, int, int]]:
+        """Return step, length and number of longer samples of each later packing_length; reads all lengths."""
+        return [(step, length, self._num_above(length)) for step, length in self.packing.later_lengths]
+
+    def has_packs(self, packing_length: int) -> bool:
+        """Return whether any sample is not dropped with a packing_length."""
+        if self.packing.overlong != "drop" and self.index.patches is None:
+            return self.num_samples > 0
+        return self._num_above(packing_length) < self.num_samples
+
+    def _num_above(self, num_tokens: int) -> int:
+        """Return the number of longer samples of the first epoch."""
+        return sum(int(np.count_nonzero(self.lengths[each] > num_tokens)) for each in self.sample_chunks(0))
+
+    @property
+    def least_length(self) -> int:
+        """The least packing_length of former and present packs."""
+        return self.packing.packing_length
 
     def num_pieces(self, sample_id: int) -> int:
-        """Return the number of pieces of a sample in packs; 1 for an overlong sample that is dropped."""
+        """Return the most pieces of a sample in packs; 1 for an overlong sample that is dropped."""
         is_split = self.packing.overlong == "split"
-        return max(1, -(-int(self.lengths[sample_id]) // self.packing.packing_length)) if is_split else 1
+        return max(1, -(-int(self.lengths[sample_id]) // self.least_length)) if is_split else 1
 
     def streams_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the stream of each sample: int64, of the same shape; zeros without streams."""
@@ -233,7 +270,7 @@ class PackPlan:
     def longest_pack(self) -> int:
         """Maximum tokens of a pack: packing_length, or the longest sample that is kept whole."""
         longest = int(self.lengths.max(initial=0)) if self.packing.overlong == "keep" else 0
-        return max(longest, self.packing.packing_length)
+        return max(longest, *self.packing.lengths)
 
     def packs(self, epoch: int, first: int, stop: int) -> PackRange:
         """Return packs [first, stop) of an epoch; PackingError if the epoch has fewer packs."""
@@ -392,7 +429,7 @@ def plan_fingerprint(
             short_digest(lengths_hash.encode()),
             short_digest(samples_per_shard.tobytes()),
             short_digest(json.dumps(order.description, sort_keys=True).encode()),
-            short_digest(json.dumps(dataclasses.asdict(packing), sort_keys=True).encode()),
+            short_digest(json.dumps(packing.description, sort_keys=True).encode()),
             streams or streams_digest(),
         ]
     )

@@ -7,13 +7,14 @@ treatment of samples longer than a pack; the loops are compiled by numba and rel
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_fields
+from ..checks import check_fields, whole_number
 from ..errors import ConfigError, PackingError
 from .kernels.best_fit import FILLER_SHARE, best_fit, first_fit, next_fit
 from .kernels.even_fit import even_fit
@@ -42,6 +43,17 @@ class PackRange:
     sources: NDArray[np.int64]
     patches: NDArray[np.int64] | None = None
     epochs: NDArray[np.int64] | None = None
+
+    @staticmethod
+    def joined(ranges: Sequence[PackRange]) -> PackRange:
+        """Return one or more ranges of a plan as one."""
+        if len(ranges) == 1:
+            return ranges[0]
+        names = "sample_ids", "starts", "lengths", "canonical_nodes", "sources"
+        columns = {name: np.concatenate([getattr(each, name) for each in ranges]) for name in names}
+        patches = [each.patches for each in ranges if each.patches is not None]
+        counts = np.concatenate([np.diff(each.offsets) for each in ranges])
+        return PackRange(**columns, offsets=ends_of(counts), patches=np.concatenate(patches) if patches else None)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -100,6 +112,7 @@ def runs(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int
 
 Overlong = Literal["error", "drop", "truncate", "split", "keep"]
 
+LaterLengths = tuple[tuple[int, int], ...]
 STRATEGIES = "best_fit, even_fit, first_fit, next_fit, window_N"
 MAX_LENGTH = (1 << 31) - 1  # tokens
 MAX_PACKING_LENGTH = 1 << 30  # tokens
@@ -110,18 +123,19 @@ _WINDOW_N = re.compile(r"window_([1-9]\d{0,7})")
 class PackingConfig:
     """Settings of packing; see `pack` for the strategies."""
 
-    packing_length: int  # maximum tokens per pack
+    packing_length: int  # maximum tokens per pack, from step 0 on
     strategy: str = "best_fit"  # one of STRATEGIES (N a number of samples)
     window: int = 16384  # samples that best_fit packs together; more samples make denser packs and read further ahead
     overlong: Overlong = "error"  # treatment of samples longer than a pack; keep: a longer pack with this sample only
     max_samples_per_pack: int | None = None
+    later_lengths: LaterLengths = ()  # first step and packing_length of later parts of a run, as ((20000, 32768),)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 1 <= self.packing_length <= MAX_PACKING_LENGTH:
-            raise ConfigError(
-                f"packing_length must be from 1 to {MAX_PACKING_LENGTH} tokens, got {self.packing_length}"
-            )
+        object.__setattr__(self, "later_lengths", _later_lengths(self.later_lengths))
+        for length in self.lengths:
+            if not 1 <= length <= MAX_PACKING_LENGTH:
+                raise ConfigError(f"packing_length must be from 1 to {MAX_PACKING_LENGTH} tokens, got {length}")
         if not 1 <= self.window <= 1 << 26:
             raise ConfigError(f"window must be from 1 to {1 << 26} samples, got {self.window}")
         if self.strategy not in STRATEGIES.split(", ")[:-1] and not _WINDOW_N.fullmatch(str(self.strategy)):
@@ -130,6 +144,26 @@ class PackingConfig:
             raise ConfigError(f"overlong must be one of {', '.join(get_args(Overlong))}, got {self.overlong!r}")
         if self.max_samples_per_pack is not None and self.max_samples_per_pack < 1:
             raise ConfigError(f"max_samples_per_pack must be at least 1, got {self.max_samples_per_pack}")
+
+    @property
+    def lengths(self) -> list[int]:
+        """The packing_lengths in turn."""
+        return [self.packing_length, *(length for _, length in self.later_lengths)]
+
+    def length_at(self, step: int) -> int:
+        """Return the packing_length of a step."""
+        return self.lengths[sum(first <= step for first, _ in self.later_lengths)]
+
+    def of_length(self, packing_length: int) -> PackingConfig:
+        """Return the same settings with one packing_length for all steps."""
+        return replace(self, packing_length=packing_length, later_lengths=())
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Fields that name packs from step 0 on; the cursor of a run keeps later lengths."""
+        values = asdict(self)
+        del values["later_lengths"]
+        return values
 
     @property
     def is_window_n(self) -> bool:
@@ -150,6 +184,28 @@ class PackingConfig:
     def counted(self) -> PackingConfig:
         """Settings for equally many packs in less time: best_fit for even_fit."""
         return replace(self, strategy="best_fit") if self.evens else self
+
+
+def split_lengths(lengths: int | Mapping[int, int]) -> tuple[int, LaterLengths]:
+    """Return the packing_length from step 0 on, and the later lengths, of a number or {0: 4096, 20000: 32768}."""
+    if not isinstance(lengths, Mapping):
+        return lengths, ()
+    if 0 not in lengths:
+        raise ConfigError(f"packing_length by steps must begin at step 0, got {dict(lengths)!r}")
+    return lengths[0], tuple((step, length) for step, length in lengths.items() if step != 0)
+
+
+def _later_lengths(lengths: Any) -> LaterLengths:
+    """Return the lengths by step. Lists, as JSON has them, become tuples."""
+    try:
+        by_step = dict(lengths)
+    except (TypeError, ValueError):
+        raise ConfigError(f"later_lengths must be pairs like ((20000, 32768),), got {lengths!r}") from None
+    first, length = "a first step of packing_length", "packing_length"
+    found = (
+        (whole_number(first, step, least=1), whole_number(length, each, least=1)) for step, each in by_step.items()
+    )
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

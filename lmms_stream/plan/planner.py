@@ -155,7 +155,9 @@ class StepPlanner:
         """Return the maximum packs of successive global batches to plan together."""
         plans = self.mixture.plans
         per_pack = max(
-            plan.epoch_size / max(1, plan.num_packs(cursor.sources[name].epoch)) for name, plan in plans.items()
+            plan.epoch_size / max(1, self.mixture.plan_of(name, at).num_packs(at.epoch))
+            for name, plan in plans.items()
+            for at in [cursor.sources[name]]
         )
         most = max(STRETCH_PACKS, int(MAX_STRETCH_SEGMENTS / max(1.0, per_pack)))
         world = self.config.world

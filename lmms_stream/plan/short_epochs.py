@@ -121,20 +121,7 @@ class ShortEpochs:
 
     def packs(self, epochs: _Numbers, numbers: _Numbers) -> PackRange:
         """Return one or more packs, with sources 0. Epochs, and numbers within an epoch, must ascend; not checked."""
-        found = [self._take(run, at) for run, at in self._found(epochs, numbers)]
-        if len(found) == 1:
-            return found[0]
-        joined = [
-            np.concatenate([getattr(each, name) for each in found])
-            for name in ("sample_ids", "starts", "lengths", "canonical_nodes", "sources")
-        ]
-        sample_ids, starts, lengths, canonical_nodes, sources = joined
-        counts = np.concatenate([np.diff(each.offsets) for each in found])
-        patches = [each.patches for each in found if each.patches is not None]
-        return PackRange(
-            sample_ids=sample_ids, starts=starts, lengths=lengths, offsets=ends_of(counts),
-            canonical_nodes=canonical_nodes, sources=sources, patches=np.concatenate(patches) if patches else None,
-        )  # fmt: skip
+        return PackRange.joined([self._take(run, at) for run, at in self._found(epochs, numbers)])
 
     def canonical_nodes(self, epochs: _Numbers, numbers: _Numbers) -> _Numbers:
         """Return the canonical node of each pack."""

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from ..checks import plain_number, whole_number
 from ..errors import ConfigError
-from .cursor import SourceCursor
+from .changed_plan import ChangedPlan
+from .cursor import Changes, LengthChange, SourceCursor
 from .kernels.turns import take_epochs
+from .pack_plan import PackPlan
 from .packing import PackRange, ends_of, runs
 
 
@@ -32,7 +34,8 @@ class SourceRange(NamedTuple):
 class SourceRanges(Sequence[SourceRange]):
     """Ranges in turn, as columns: a step of a thousand small sources has thousands of ranges.
 
-    names: of sources. rows: int64[n, 4], number of the source in `names`, epoch, first pack, stop.
+    names: of sources; a source has another number after each change of its packing_length. rows: int64[n, 4], number
+    of the source in `names`, epoch, first pack, stop.
     """
 
     names: Sequence[str]
@@ -88,11 +91,10 @@ class SourceBlock(NamedTuple):
 class RangePacks(NamedTuple):
     """Packs of an epoch of a source, or of several short epochs: their epochs, numbers and positions in all ranges.
 
-    int64[num_packs] each. epoch: of the first pack; epochs ascend.
+    int64[num_packs] each; epochs ascend. number: of the source in SourceRanges.
     """
 
-    source: str
-    epoch: int
+    number: int
     epochs: NDArray[np.int64]
     numbers: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -121,11 +123,9 @@ def by_epoch(
         is_chosen[chosen] = True
         here = is_chosen[positions]
         numbers, positions, of_packs, ends = numbers[here], positions[here], of_packs[here], ends_of(here)[ends]
-    names, bounds = ranges.names, ends.tolist()
-    heads = zip(sources[groups].tolist(), epochs[groups].tolist(), bounds, bounds[1:], strict=False)
-    found = [
-        RangePacks(names[source], epoch, of_packs[a:b], numbers[a:b], positions[a:b]) for source, epoch, a, b in heads
-    ]
+    bounds = ends.tolist()
+    heads = zip(sources[groups].tolist(), bounds, bounds[1:], strict=False)
+    found = [RangePacks(source, of_packs[a:b], numbers[a:b], positions[a:b]) for source, a, b in heads]
     return [found[group] for group in np.argsort(order[groups]).tolist()]  # by first range
 
 
@@ -260,11 +260,71 @@ class SourceTurns:
             self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
         for name, epoch, packs, credit in values:
-            self._sources[name] = SourceCursor(self._sources[name].plan, epoch, packs, credit)
+            before = self._sources[name]
+            self._sources[name] = SourceCursor(before.plan, epoch, packs, credit, before.changes)
 
     def _cursor(self, number: int) -> SourceCursor:
         before, packs, credit = self._sources[self.names[number]], self._packs[number], self._credits[number]
-        return SourceCursor(before.plan, int(self._first_epochs[number] + self._at[number]), int(packs), int(credit))
+        epoch = int(self._first_epochs[number] + self._at[number])
+        return SourceCursor(before.plan, epoch, int(packs), int(credit), before.changes)
+
+
+class PlansByLength:
+    """The plans of sources by number: first of each source from step 0 on, then after changes of packing_length.
+
+    names, plans, is_short: of each number; see SourceRanges.
+    """
+
+    def __init__(self, plans: Mapping[str, PackPlan]):
+        self._plans = plans
+        self._numbers: dict[tuple[str, Changes], int] = {(name, ()): number for number, name in enumerate(plans)}
+        self.names, self.plans = list(plans), list(plans.values())
+        self.is_short = np.array([plan.is_short for plan in self.plans])
+        self._steps = sorted({step for plan in self.plans for step, _ in plan.packing.later_lengths})
+        for name, plan in plans.items():
+            for step, length in plan.packing.later_lengths:
+                if not plan.has_packs(length):
+                    raise ConfigError(
+                        f"source {name!r} has no packs from step {step} on: all its samples are longer than "
+                        f"packing_length {length}, and dropped; raise it"
+                    )
+
+    def number(self, name: str, changes: Changes) -> int:
+        """Return the number of a source after some changes."""
+        if (name, changes) not in self._numbers:
+            self.plans.append(ChangedPlan(self.plan(name, changes[:-1]), changes[-1]))
+            self._numbers[name, changes] = len(self.names)
+            self.names.append(name)
+            self.is_short = np.append(self.is_short, False)
+        return self._numbers[name, changes]
+
+    def plan(self, name: str, changes: Changes) -> PackPlan:
+        """Return the plan of a source after some changes."""
+        return self.plans[self.number(name, changes)]
+
+    def numbers_of(self, other: PlansByLength) -> NDArray[np.int64]:
+        """Return the number here of each number of another mixture."""
+        return np.array([self.number(name, changes) for name, changes in other._numbers], np.int64)
+
+    def change(self, sources: MutableMapping[str, SourceCursor], step: int, *, begins_epochs: bool) -> None:
+        """Give the sources the packing_length of a step from their positions on.
+
+        begins_epochs: begin the next epoch of a source without further packs of the new length.
+        """
+        if not self._steps and not any(sources[name].changes for name in self._plans):
+            return
+        for name, plan in self._plans.items():
+            at, length = sources[name], plan.packing.length_at(step)
+            if length == self.plan(name, at.changes).packing.packing_length:
+                continue
+            kept = [each for each in at.changes if each[:2] < at.place]  # others changed no pack
+            at = sources[name] = at._replace(changes=(*kept, LengthChange(*at.place, length)))
+            if begins_epochs and at.packs == self.plan(name, at.changes).num_packs(at.epoch):
+                sources[name] = at._replace(epoch=at.epoch + 1, packs=0)
+
+    def next_change(self, step: int) -> int | None:
+        """Return the next step after this step with another packing_length; None without one."""
+        return next((first for first in self._steps if first > step), None)
 
 
 # Weights of sources along a run -> their shares in each phase, in whole numbers. Integer arithmetic only.

@@ -77,7 +77,7 @@ class SortedPacks:
         self.window, self.turns, self.packs = window, turns, packs
         self._rows = turns.rows.copy()
         places = np.random.default_rng([seed, _STREAM, window.step]).permutation(window.num_steps)
-        group = nodes[made] * len(turns.names) + self._rows[made, 0]
+        group = nodes[made] * (1 + self._rows[:, 0].max(initial=0)) + self._rows[made, 0]
         by_place = np.lexsort((places[made // window.global_batch], group))
         by_work = self._by_work(packs, group, window)
         self._made = np.full(window.num_packs, -1, np.int64)  # number of the turn's pack in `packs`
@@ -107,9 +107,11 @@ class SortedPacks:
         """Return the packs of some turns of nodes that were made."""
         return self.packs.take(self._made[turns])
 
-    def turn_of(self, source: int, epoch: int, number: int) -> int | None:
-        """Return the turn that reads a pack; None for a pack of another window."""
-        found = np.flatnonzero((self._rows[:, :3] == (source, epoch, number)).all(axis=1))
+    def turn_of(self, pack: SourceRange) -> int | None:
+        """Return the turn that reads a pack, a range of length 1; None for a pack of another window."""
+        numbers = [number for number, name in enumerate(self.turns.names) if name == pack.source]
+        is_found = np.isin(self._rows[:, 0], numbers) & (self._rows[:, 1:3] == pack[1:3]).all(axis=1)
+        found = np.flatnonzero(is_found)
         return int(found[0]) if len(found) else None
 
 
@@ -147,7 +149,7 @@ class WindowedMixture(Mixture):
         """
         if cursor.window is not None:
             self._mixture_of(cursor.window)
-        return replace(super().adopt(cursor), window=cursor.window)
+        return super().adopt(cursor)
 
     @cached_property
     def _mix(self) -> str:
@@ -188,7 +190,9 @@ class WindowedMixture(Mixture):
             return step
         num_packs = min(step.num_packs, window.num_left)
         rows = self.window_packs(window).rows(window.num_done + np.arange(num_packs))
-        return replace(step, ranges=SourceRanges(self.names, np.concatenate([rows, step.ranges.rows[num_packs:]])))
+        return replace(
+            step, ranges=SourceRanges(self.by_length.names, np.concatenate([rows, step.ranges.rows[num_packs:]]))
+        )
 
     def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
         window = self._window_at(cursor, global_batch=global_batch)
@@ -206,12 +210,18 @@ class WindowedMixture(Mixture):
         if cursor.window is not None or self.balance == DEAL:
             return cursor.window
         steps = self._window_steps(global_batch)
-        most = min(steps * global_batch, int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]))
+        most = min(steps * global_batch, self._packs_of_phase(cursor.step, global_batch=global_batch))
         num_packs = self.take(dict(cursor.sources), cursor.step, most, global_batch=global_batch)
         sources = {name: cursor.sources[name] for name in self.names}
         if not num_packs:
             return None
         return WindowCursor(cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix)
+
+    def _packs_of_phase(self, step: int, *, global_batch: int) -> int:
+        """Return the packs from a step on with the same weights and packing_length."""
+        of_weights = int(self._phases(step, global_batch, global_batch=global_batch)[1][0])
+        change = self.by_length.next_change(step)
+        return of_weights if change is None else min(of_weights, (change - step) * global_batch)
 
     def _window_steps(self, global_batch: int) -> int:
         return window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
@@ -237,20 +247,24 @@ class WindowedMixture(Mixture):
             at_once = batch if len(mixture.read_names) > 1 else window.num_packs  # a step has its sources one by one
             for begin in range(0, window.num_packs, at_once):
                 size = min(at_once, window.num_packs - begin)
-                mixture.take(sources, window.step + begin // batch, size, global_batch=batch, ranges=steps)
+                at = window.step + begin // batch
+                mixture.take(sources, at, size, global_batch=batch, ranges=steps, keeps_length=True)
             rows = np.concatenate(steps)
-            rows[:, 0] = np.array([self._numbers[name] for name in mixture.names])[rows[:, 0]]
+            if mixture is not self:
+                rows[:, 0] = self.by_length.numbers_of(mixture.by_length)[rows[:, 0]]
             counts = rows[:, 3] - rows[:, 2]
             numbers = runs(rows[:, 2], counts)
             singly = np.repeat(rows, counts, axis=0)
             singly[:, 2], singly[:, 3] = numbers, numbers + 1
-            self._turns = window.begin, SourceRanges(self.names, singly)
+            self._turns = window.begin, SourceRanges(self.by_length.names, singly)
         return self._turns[1]
 
-    def packs_left(self, cursor: Cursor) -> int | None:
-        if cursor.window is None or self._mixture_of(cursor.window) is self:
-            return super().packs_left(cursor)
-        left = super().packs_left(replace(cursor, sources=self.reach(cursor)))
+    def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
+        if cursor.window is None:
+            return super().packs_left(cursor, global_batch=global_batch, begun=begun)
+        steps, begun = divmod(begun + cursor.window.num_left, global_batch or cursor.window.global_batch)
+        behind = Cursor(step=cursor.step + steps, sources=self.reach(cursor))
+        left = super().packs_left(behind, global_batch=global_batch, begun=begun)
         return None if left is None else left + cursor.window.num_left
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
@@ -297,7 +311,9 @@ class WindowedMixture(Mixture):
         if window is not None:
             num_packs, done = min(count, window.num_left), window.num_done
             mixture = self._mixture_of(window)
-            taken = mixture.take(sources, window.step, num_packs, global_batch=window.global_batch, begun=done)
+            taken = mixture.take(
+                sources, window.step, num_packs, global_batch=window.global_batch, begun=done, keeps_length=True
+            )
             if ranges is not None:
                 ranges.append(self.turns_of_window(window).rows[done : done + taken])
         if taken < count:
@@ -319,9 +335,7 @@ class WindowedMixture(Mixture):
             num_packs = self._advance(
                 sources, cursor.step, window, steps_here * global_batch, global_batch=global_batch
             )
-            if self.schedule is None and (num_packs < steps_here * global_batch or self._is_over(sources)):
-                self._begin_epoch(sources)
-            cursor = Cursor(step=cursor.step + steps_here, sources=sources, window=window.after(num_packs))
+            cursor = self._cursor(cursor.step + steps_here, sources, window=window.after(num_packs))
             num_steps -= steps_here
         return cursor
 
@@ -331,9 +345,11 @@ class WindowedMixture(Mixture):
         if self.schedule is None:
             if whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch):
                 return whole[0]
-            most = -(-(self.packs_left(cursor) or 0) // global_batch)
+            most = -(-(self.packs_left(cursor, global_batch=global_batch) or 0) // global_batch)
+            if (change := self.by_length.next_change(cursor.step)) is not None:
+                most = min(most, change - cursor.step)
         else:
-            most = int(self._phases(cursor.step, global_batch, global_batch=global_batch)[1][0]) // global_batch
+            most = self._packs_of_phase(cursor.step, global_batch=global_batch) // global_batch
         of_window = window.num_steps
         most = min(num_steps, most)
         return of_window if most == of_window else most // of_window * of_window
@@ -350,9 +366,9 @@ class WindowedMixture(Mixture):
             if is_in_mixture and window.sources[pack.source].place > wanted:
                 return None
             sources = dict(window.sources)
-            mixture.take(sources, window.step, window.num_packs, global_batch=window.global_batch)
+            mixture.take(sources, window.step, window.num_packs, global_batch=window.global_batch, keeps_length=True)
             if is_in_mixture and sources[pack.source].place > wanted:
-                turn = self.window_packs(window).turn_of(self._numbers[pack.source], *wanted)
+                turn = self.window_packs(window).turn_of(pack)
                 assert turn is not None
                 if turn < window.num_done:
                     return None

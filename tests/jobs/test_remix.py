@@ -33,10 +33,8 @@ STRETCHES: list[tuple[int, str, dict[str, Any]]] = [  # ranks, sources, settings
 
 
 def write_config(path: Path, sources: str, settings: dict[str, Any], *, max_steps: int) -> Path:
-    datasets = {
-        name: {"remote": str(path.parent / name), "processor": {"type": "tokens"}, "packing_length": 256}
-        for name in sources
-    }
+    dataset = {"processor": {"type": "tokens"}, "packing_length": {0: 256, 6: 150, 17: 400}}
+    datasets = {name: {"remote": str(path.parent / name), **dataset} for name in sources}
     train = train_settings(path, global_batch=4) | settings | {"max_steps": max_steps, "save_steps": 1}
     path.write_text(yaml.safe_dump({"datasets": datasets, "model": {"config": MODEL}, "train": train}))
     return path

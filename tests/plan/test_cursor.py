@@ -8,14 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError
-from lmms_stream.plan.cursor import CURSOR_VERSION, Cursor, SourceCursor
+from lmms_stream.plan.cursor import CURSOR_VERSION, Cursor, LengthChange, SourceCursor
 from lmms_stream.plan.lane_cursor import LaneCursor
 
 from ..strategies import examples
 
 counts = st.integers(0, 1 << 60)
 credits = st.integers(-(1 << 45), 1 << 45)
-source_cursors = st.builds(SourceCursor, plan=st.text(), epoch=counts, packs=counts, credit=credits)
+length_changes = st.builds(LengthChange, epoch=counts, packs=counts, length=st.integers(1, 1 << 30))
+changes = st.lists(length_changes, max_size=2).map(lambda found: tuple(sorted(found)))
+source_cursors = st.builds(
+    SourceCursor, plan=st.text(), epoch=counts, packs=counts, credit=credits, changes=st.just(()) | changes
+)
 cursors = st.builds(Cursor, step=counts, sources=st.dictionaries(st.text(), source_cursors, max_size=5))
 
 SOURCE = {"plan": "abc", "epoch": 1, "packs": 20, "credit": -3}

@@ -289,6 +289,7 @@ def test_the_fingerprint_changes_with_each_setting(change: dict[str, Any]) -> No
     order = OrderConfig(num_canonical_nodes=2, shuffle_block_size=64)
     packing = PackingConfig(packing_length=512)
     settings = {field.name for config in (order, packing) for field in dataclasses.fields(config)}
+    settings.remove("later_lengths")  # a cursor keeps the changes that were made
     assert settings == {
         "seed",
         "shuffle",

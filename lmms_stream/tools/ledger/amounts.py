@@ -45,10 +45,8 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
     """Amounts of each source of the run in the steps before `step`."""
     cursor = ledger.cursor(step)
     skipped = _skipped(ledger, step)
-    plans: dict[str, PackPlan] = {}
-    for stretch in ledger.stretches:
-        if stretch.cursor.step <= step:
-            plans |= stretch.mixture.plans
+    names = [name for each in ledger.stretches if each.cursor.step <= step for name in each.mixture.plans]
+    plans = {name: ledger.plan_before(name, step) for name in dict.fromkeys(names)}
     windows = _in_window(ledger.stretch(step).mixture, cursor)
     mixed = {name: plan for name, plan in plans.items() if plan.streams is not None}
     found = {
@@ -147,7 +145,7 @@ class _InWindow:
 
     def _begun(self, plan: PackPlan, sample_ids: NDArray[np.int64]) -> list[int]:
         """Return the samples with a piece before the window: only split samples have several pieces."""
-        split = sample_ids[plan.lengths[sample_ids] > plan.packing.packing_length].tolist()
+        split = sample_ids[plan.lengths[sample_ids] > plan.least_length].tolist()
         return [each for each in split if plan.packs_of(self.begin.epoch, each).min() < self.begin.packs]
 
 
@@ -180,7 +178,8 @@ def _skipped(ledger: StepLookup, stop: int) -> dict[str, tuple[int, int]]:
     for (source, _), of_epoch in tokens.items():
         plan = next(each.mixture.plans[source] for each in ledger.stretches if source in each.mixture.plans)
         samples, total = found.get(source, (0, 0))
-        here = sum(length == _packed_tokens(plan, sample_id) for sample_id, length in of_epoch.items())
+        is_split = plan.packing.overlong == "split"
+        here = sum(not is_split or length == plan.lengths[sample_id] for sample_id, length in of_epoch.items())
         found[source] = samples + here, total + sum(of_epoch.values())
     return found
 
@@ -193,11 +192,6 @@ def _skipped_steps(ledger: StepLookup, stop: int) -> Iterator[StepEntry]:
         entry = ledger.step(number)
         if entry.is_skipped:
             yield entry
-
-
-def _packed_tokens(plan: PackPlan, sample_id: int) -> int:
-    length = int(plan.lengths[sample_id])
-    return min(length, plan.packing.packing_length) if plan.packing.overlong == "truncate" else length
 
 
 # Amounts of the streams of a source: packs hold samples of several, and are made again.
@@ -278,12 +272,12 @@ def steps_to_end(stretch: Stretch, *, num_epochs: int | None = None) -> int | No
     """
     mixture, cursor, size = stretch.mixture, stretch.cursor, stretch.global_batch
     if mixture.schedule is not None:
-        left = mixture.packs_left(cursor)
+        left = mixture.packs_left(cursor, global_batch=size)
         return None if left is None else num_steps(global_batch=size, num_packs=left)
     total = 0
     epoch = max(cursor.sources[name].epoch for name in mixture.names)  # a source added later has a lower epoch
     for _ in range(epoch, epoch + 1 if num_epochs is None else num_epochs):
-        steps = num_steps(global_batch=size, num_packs=mixture.packs_left(cursor) or 0)
+        steps = num_steps(global_batch=size, num_packs=mixture.packs_left(cursor, global_batch=size) or 0)
         cursor = mixture.skip(cursor, steps, global_batch=size)
         total += steps
     return total

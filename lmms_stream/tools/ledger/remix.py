@@ -155,7 +155,7 @@ def _of_source(
     left_out: LeftOut,
 ) -> SourceChange:
     """cursors, amounts: of the source, before the change and at its end; shares: with the old settings and the new."""
-    stretch, plan = ledger.stretches[-1], ledger.plan(name)
+    stretch, plan = ledger.stretches[-1], ledger.plan_before(name, stop)
     before, after = amounts
     passed = _passed(after) - _passed(before)
     skipped = after.num_skipped_tokens - before.num_skipped_tokens
@@ -183,7 +183,7 @@ def _of_source(
         num_unread_tokens=plan.num_tokens(0) - seen[1],
         epochs_before=before.epochs,
         epochs_after=after.epochs,
-        ends_at_step=_end(stretch, name, stop=stop),
+        ends_at_step=_end(stretch, name, plan, stop=stop),
     )
 
 
@@ -195,13 +195,13 @@ def _status(name: str, ledger: StepLookup) -> str:
     return "kept" if any(name in each.mixture.plans for each in before) else "added"
 
 
-def _end(stretch: Stretch, name: str, *, stop: int) -> int | None:
+def _end(stretch: Stretch, name: str, plan: PackPlan, *, stop: int) -> int | None:
     """Step before `stop` with the last pack of a source's last epoch."""
     mixture, cursor = stretch.mixture, stretch.cursor
     if name not in mixture.max_epochs:
         return None
     epoch = mixture.max_epochs[name] - 1
-    last = mixture.plans[name].num_packs(epoch)
+    last = plan.num_packs(epoch)
     pack = SourceRange(source=name, epoch=epoch, first=last - 1, stop=last)
     found: Cursor | None = Mixture.step_of(  # of its last turn, whatever a window gives to this turn
         mixture, cursor, pack, global_batch=stretch.global_batch, num_steps=stop - cursor.step
@@ -250,7 +250,7 @@ def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int
 
     Skipped steps do not count. Shuffle blocks with left-out samples are packed again.
     """
-    found, plan = left_out.of_source(source), ledger.plan(source)
+    found, plan = left_out.of_source(source), ledger.plan_before(source, stop)
     if not len(found.sample_ids):
         return 0, 0
     begin, end = _read(ledger, source, first), _read(ledger, source, stop)

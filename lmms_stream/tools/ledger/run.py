@@ -151,7 +151,7 @@ class Ledger:
 
     def why_nowhere(self, source: str, sample_id: int) -> str:
         """Explain to the user why no step reads a sample or a piece of the sample."""
-        tokens, plan = self.tokens_of(source, sample_id), self.plans.plan(source)
+        tokens, plan = self.tokens_of(source, sample_id), self.plans.plan_before(source, self.stop)
         limit = plan.packing.packing_length
         if tokens > limit and not len(plan.packs_of(0, sample_id)):
             return f"it is in no pack: it has more than the {limit:,} tokens of one, and such samples are dropped"

@@ -190,7 +190,7 @@ def _lower_bound(plan: PackPlan, num_tokens: int, *, epoch: int) -> int:
 def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen: int = 256) -> StepsReport:
     """Report on the first steps of a mixture for the ranks of `world`."""
     cursor = mixture.start()
-    packs_left = mixture.packs_left(cursor)
+    packs_left = mixture.packs_left(cursor, global_batch=global_batch)
     shards: list[int] = []
     assigned: list[float] = []
     in_order: list[float] = []

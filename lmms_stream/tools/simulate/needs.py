@@ -107,7 +107,11 @@ class Needs:
 
     def _steps_per_stretch(self, cursor: Cursor) -> int:
         plans = self.mixture.plans
-        per_pack = max(plan.num_samples / plan.num_packs(cursor.sources[name].epoch) for name, plan in plans.items())
+        per_pack = max(
+            plan.num_samples / self.mixture.plan_of(name, at).num_packs(at.epoch)
+            for name, plan in plans.items()
+            for at in [cursor.sources[name]]
+        )
         return max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
 
     def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> StepNeeds:

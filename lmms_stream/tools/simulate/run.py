@@ -127,7 +127,7 @@ def _step_config(sources: Sources, cluster: Cluster, steps: Steps, *, is_limited
     config = StepConfig(global_batch=steps.global_batch, world=cluster.world, drop_last=steps.drop_last)
     if not sources.fills:
         return config
-    longest = max(plan.packing.packing_length for plan in sources.plans.values())
+    longest = max(length for plan in sources.plans.values() for length in plan.packing.lengths)
     return in_whole_steps(config, packing_length=longest, is_limited=is_limited)
 
 
@@ -139,8 +139,8 @@ def _count_steps(sources: Sources, steps: Steps) -> int:
     """Number of steps of the run; ConfigError for a run without end."""
     mixture = sources.mixture
     if mixture.schedule is None:
-        packs = [sum(plan.num_packs(epoch) for plan in sources.plans.values()) for epoch in range(steps.epochs)]
-    elif (left := mixture.packs_left(mixture.start())) is not None:
+        packs = mixture.packs_of_epochs(mixture.start(), steps.epochs, global_batch=steps.global_batch)
+    elif (left := mixture.packs_left(mixture.start(), global_batch=steps.global_batch)) is not None:
         packs = [left]
     elif steps.max_steps is None:
         raise ConfigError("sources with weights and without max_epochs have no end: say how many steps with max_steps")

@@ -136,7 +136,7 @@ class Sources:
             if name == "shard_bytes":
                 samples, shards[source] = _cut_anew(samples, shards[source], parse_bytes(value, name=name))
             elif name == "packing_length":
-                packing = dataclasses.replace(packing, packing_length=_count(name, value))
+                packing = packing.of_length(_count(name, value))
             else:
                 order = _with_order(order, name, _count(name, value))
             plans[source] = self.make_plan(plan.index, samples, order=order, packing=packing)

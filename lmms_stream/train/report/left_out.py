@@ -110,6 +110,12 @@ def tell_overlong(plans: Mapping[str, PackPlan]) -> None:
                 "%s: %d of %d samples are longer than packing_length %d, and overlong is %s",
                 name, num_overlong, plan.epoch_size, plan.packing.packing_length, plan.packing.overlong,
             )  # fmt: skip
+        for step, length, number in plan.num_overlong_later():
+            if number:
+                logger.warning(
+                    "%s: from step %d on %d of %d samples are longer than packing_length %d, and overlong is %s",
+                    name, step, number, plan.num_samples, length, plan.packing.overlong,
+                )  # fmt: skip
         if num_media := plan.num_overlong_media(0):
             logger.warning(
                 "%s: %d of these have media and are dropped, for samples with media are never cut: raise "

@@ -301,7 +301,6 @@ class Meter:
         self._loader = loader
         self._world = world
         self._device = device
-        self._packing_lengths = loader.packing_lengths
         self._flops = flops
         if peak is None and device.type == "cuda":
             peak = peak_tflops(torch.cuda.get_device_name(device))
@@ -345,7 +344,8 @@ class Meter:
 
     def count(self, batches: Sequence[Batch]) -> StepCounts:
         """Return the counts of this rank's batches of a step."""
-        mine = count_step(batches, packing_lengths=self._packing_lengths, flops=self._flops, wait_s=self._wait_s)
+        lengths = self._loader.packing_lengths(batches[0].step if batches else 0)
+        mine = count_step(batches, packing_lengths=lengths, flops=self._flops, wait_s=self._wait_s)
         self.rank.add(mine.num_tokens, mine.num_loss_tokens, wait_s=self._wait_s)
         self._wait_s = 0.0
         return mine

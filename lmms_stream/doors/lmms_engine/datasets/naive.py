@@ -116,7 +116,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
             is_whole = config.overlong in ("error", "keep")
             length = MAX_PACKING_LENGTH if is_whole else config.max_length or config.packing_length
             most = 1
-        window = {} if config.packing_window is None else {"window": config.packing_window}
+        window: dict[str, Any] = {} if config.packing_window is None else {"window": config.packing_window}
         return PackingConfig(
             packing_length=length,
             strategy=strategy_of(config, streams=False),

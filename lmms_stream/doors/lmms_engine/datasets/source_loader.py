@@ -157,8 +157,7 @@ class SourceLoader:
         """Number of complete steps delivered since the beginning of the run."""
         return self._state.step
 
-    @property
-    def packing_lengths(self) -> dict[str, int]:
+    def packing_lengths(self, step: int) -> dict[str, int]:
         return {SOURCE: self.dataset.packing.packing_length}
 
     def state_dict(self) -> dict[str, Any]:
