@@ -96,10 +96,13 @@ _OF_GROWTH = r" \(a dataset that has grown since, .* is read as it was with num_
     [
         ("2-a-b-c-d-e", r"the plan version \(release\)"),
         ("1-x-b-c-d-e", r"the lengths index \(dataset or processor\)"),
-        ("1-a-x-c-d-e", r"the shards \(dataset\)"),
+        ("1-a-x-c-d-e", r"the shards \(dataset\), or the samples of its streams in an epoch"),
         ("1-a-b-x-d-e", r"the order settings \(seed, shuffle, num_canonical_nodes, shuffle_block_size\)"),
         ("1-a-b-c-x-e", r"the packing settings \(packing_length, strategy, .*\)"),
-        ("1-x-y-c-d-e", r"the lengths index \(dataset or processor\) and the shards \(dataset\)"),
+        (
+            "1-x-y-c-d-e",
+            r"the lengths index \(dataset or processor\) and the shards \(dataset\), or the samples of its streams in an epoch",
+        ),
         ("1-a-b-c-d-x", r"the random streams \(the NumPy that is installed\)"),
         ("other", "everything"),
     ],
