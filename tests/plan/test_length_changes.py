@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from lmms_stream.errors import ConfigError
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.ledger import StepLookup, Stretch
@@ -139,9 +138,12 @@ def test_each_sample_is_read_once_an_epoch_in_packs_of_its_steps_length(run: Run
             is_whole = epoch < last[source] or len(pieces) == 1
             assert len({start for start, _, _ in pieces}) == len(pieces)
             if run.overlong == "truncate":
-                assert pieces[0][0] == 0 and len(pieces) == 1 and pieces[0][1] <= total
+                assert pieces[0][0] == 0
+                assert len(pieces) == 1
+                assert pieces[0][1] <= total
             elif is_whole and run.overlong == "split" and epoch < last[source]:
-                assert [start for start, _, _ in sorted(pieces)] == ends[:-1] and ends[-1] == total
+                assert [start for start, _, _ in sorted(pieces)] == ends[:-1]
+                assert ends[-1] == total
             elif run.overlong != "split":
                 assert pieces == [(0, total, pieces[0][2])]
         if epoch < last[source] and run.overlong != "drop":
@@ -168,7 +170,8 @@ def test_a_state_goes_on_anywhere_and_skips_find_packs_and_lengths_agree(run: Ru
     pack = steps[at][1].ranges[data.draw(st.integers(0, len(steps[at][1].ranges) - 1))]
     single = SourceRange(pack.source, pack.epoch, pack.first, pack.first + 1)
     found = run.mixture().step_of(steps[before][0], single, global_batch=run.global_batch, num_steps=100)
-    assert found is not None and found.step == steps[at][0].step
+    assert found is not None
+    assert found.step == steps[at][0].step
 
 
 @examples(60)
