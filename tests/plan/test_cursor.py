@@ -101,8 +101,8 @@ _OF_GROWTH = r" \(a dataset that has grown since, .* is read as it was with num_
         ("1-a-b-c-x-e", r"the packing settings \(packing_length, strategy, .*\)"),
         (
             "1-x-y-c-d-e",
-            r"the lengths index \(dataset or processor\) and the shards \(dataset\), or the samples of its streams in an "
-            "epoch",
+            r"the lengths index \(dataset or processor\) and the shards \(dataset\), or the samples of its streams in "
+            "an epoch",
         ),
         ("1-a-b-c-d-x", r"the random streams \(the NumPy that is installed\)"),
         ("other", "everything"),
