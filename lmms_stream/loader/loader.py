@@ -447,8 +447,7 @@ def _check_lanes(
     (dataset,) = datasets.values()
     if dataset.needed_packing.later_lengths:
         raise ConfigError(
-            "packing_length changes at a step, and lanes have packs of one length: write a lengths index with "
-            "lmms-stream index, or set one packing_length"
+            "packing_length changes at a step, which needs a lengths index: write it with lmms-stream index"
         )
     check_lanes(int(dataset.lane_order.num_canonical_nodes or 1), world.num_groups, max(1, num_workers))
 
