@@ -55,6 +55,14 @@ class SourceRanges(Sequence[SourceRange]):
         """Return ranges of the same names joined in order."""
         return SourceRanges(ranges[0].names, np.concatenate([each.rows for each in ranges]))
 
+    def singly(self) -> SourceRanges:
+        """Return the packs in turn as ranges of length 1."""
+        counts = self.rows[:, 3] - self.rows[:, 2]
+        rows = np.repeat(self.rows, counts, axis=0)
+        rows[:, 2] = runs(self.rows[:, 2], counts)
+        rows[:, 3] = rows[:, 2] + 1
+        return SourceRanges(self.names, rows)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 

@@ -24,7 +24,7 @@ from .assign import LINEAR_COST, pack_costs
 from .cursor import Cursor, SourceCursor, WindowCursor
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
-from .packing import PackRange, runs
+from .packing import PackRange
 from .source_ranges import SourceRange, SourceRanges, Weights
 
 DEAL, WINDOW = "deal", "window"
@@ -60,7 +60,7 @@ def checked_balance(balance: str | int) -> str | int:
 class SortedPacks:
     """The packs of a window, made for some canonical nodes, and the pack of each turn.
 
-    turns: all packs of the window in turn, as ranges of length 1. nodes: canonical node of each, int64[num_packs].
+    turns: all packs of the window in turn. nodes: canonical node of each, int64[num_packs].
     packs: the made packs. made: turns of these, int64, ascending.
     """
 
@@ -75,7 +75,7 @@ class SortedPacks:
         made: NDArray[np.int64],
     ):
         self.window, self.turns, self.packs = window, turns, packs
-        self._rows = turns.rows.copy()
+        self._rows = turns.singly().rows
         places = np.random.default_rng([seed, _STREAM, window.step]).permutation(window.num_steps)
         group = nodes[made] * (1 + self._rows[:, 0].max(initial=0)) + self._rows[made, 0]
         by_place = np.lexsort((places[made // window.global_batch], group))
@@ -140,6 +140,7 @@ class WindowedMixture(Mixture):
                 )
         self._former: tuple[WindowCursor, Mixture] | None = None  # of a window that began with other sources or weights
         self._turns: tuple[WindowCursor, SourceRanges] | None = None  # of the last window
+        self._single: tuple[SourceRanges, NDArray[np.int64]] | None = None  # these, as ranges of length 1
         self._of_window: tuple[WindowCursor, bytes, SortedPacks] | None = None
 
     def adopt(self, cursor: Cursor) -> Cursor:
@@ -239,7 +240,7 @@ class WindowedMixture(Mixture):
         return self._of_window[2]
 
     def turns_of_window(self, window: WindowCursor) -> SourceRanges:
-        """Return the packs of a window in turn, step by step, as ranges of length 1."""
+        """Return the packs of a window in turn."""
         if self._turns is None or self._turns[0] != window.begin:
             sources, mixture = dict(window.sources), self._mixture_of(window)
             steps: list[NDArray[np.int64]] = []
@@ -252,11 +253,7 @@ class WindowedMixture(Mixture):
             rows = np.concatenate(steps)
             if mixture is not self:
                 rows[:, 0] = self.by_length.numbers_of(mixture.by_length)[rows[:, 0]]
-            counts = rows[:, 3] - rows[:, 2]
-            numbers = runs(rows[:, 2], counts)
-            singly = np.repeat(rows, counts, axis=0)
-            singly[:, 2], singly[:, 3] = numbers, numbers + 1
-            self._turns = window.begin, SourceRanges(self.by_length.names, singly)
+            self._turns = window.begin, SourceRanges(self.by_length.names, rows)
         return self._turns[1]
 
     def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
@@ -315,7 +312,10 @@ class WindowedMixture(Mixture):
                 sources, window.step, num_packs, global_batch=window.global_batch, begun=done, keeps_length=True
             )
             if ranges is not None:
-                ranges.append(self.turns_of_window(window).rows[done : done + taken])
+                turns = self.turns_of_window(window)
+                if self._single is None or self._single[0] is not turns:
+                    self._single = turns, turns.singly().rows
+                ranges.append(self._single[1][done : done + taken])
         if taken < count:
             taken += self.take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
         return taken
