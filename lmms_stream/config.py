@@ -111,7 +111,8 @@ def _refuse_truth_value(hint: Any, value: Any, *, path: str, source: str) -> Non
 def _problem(at: Sequence[int | str], message: str, kind: str, value: Any) -> str:
     got = "" if kind == "missing" else f", got {value!r}"
     remedy = ": write it in quotes" if kind == "string_type" and isinstance(value, int | float) else ""
-    return f"{'.'.join(str(key) for key in at)}: {message}{got}{remedy}"
+    keys = [str(key) for key in at if str(key) != "int" and "[" not in str(key)]  # others name a type of a union
+    return f"{'.'.join(keys)}: {message}{got}{remedy}"
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

@@ -114,6 +114,7 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, paths=("remote", "local"))
+        split_lengths(self.packing_length)
         if not self.remote:
             raise ConfigError("a dataset needs remote, the folder or URL of its shards, or dataset_type: set one")
 

@@ -189,7 +189,7 @@ class PackingConfig:
 def split_lengths(lengths: int | Mapping[int, int]) -> tuple[int, LaterLengths]:
     """Return the packing_length from step 0 on, and the later lengths, of a number or {0: 4096, 20000: 32768}."""
     if not isinstance(lengths, Mapping):
-        return lengths, ()
+        return whole_number("packing_length", lengths, least=1), ()
     if 0 not in lengths:
         raise ConfigError(f"packing_length by steps must begin at step 0, got {dict(lengths)!r}")
     return lengths[0], tuple((step, length) for step, length in lengths.items() if step != 0)
