@@ -154,9 +154,9 @@ class BlockPacks:
         ends = [np.zeros(1, np.int64)]
         num_kept = 0
         following: _Start | None = start
+        config = self._inputs.packing
         while following is not None and num_kept < self._most:
             start = following
-            config = self._inputs.packing
             window = self._pack_window(segments, start, config.counted)
             if config.evens and number < start.pack + len(window.offsets) - 1:
                 window = self._pack_window(segments, start, config)  # only windows with packs to keep

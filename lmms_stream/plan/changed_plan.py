@@ -26,33 +26,33 @@ class JoinedEpoch(EpochPlan):
     def __init__(self, before: EpochPlan, num_before: int, rest: EpochPlan):
         self._before, self._num_before, self._rest = before, num_before, rest
         self._read = before.amounts(num_before)
-        overlong, media = before.overlong_in(num_before)
+        self._overlong_read = before.overlong_in(num_before)
         self.num_packs = num_before + rest.num_packs
         self.num_tokens = self._read.tokens + rest.num_tokens
-        self.num_overlong = overlong + rest.num_overlong
-        self.num_overlong_media = media + rest.num_overlong_media
+        self.num_overlong = self._overlong_read[0] + rest.num_overlong
+        self.num_overlong_media = self._overlong_read[1] + rest.num_overlong_media
 
     def packs(self, numbers: NDArray[np.int64]) -> PackRange:
         """Return the packs with these numbers, one or more, ascending."""
-        early = int(np.searchsorted(numbers, self._num_before))
-        if early == len(numbers):
-            return self._before.packs(numbers)
-        later = self._rest.packs(numbers[early:] - self._num_before)
-        return later if not early else PackRange.joined([self._before.packs(numbers[:early]), later])
+        return PackRange.joined([part.packs(own) for part, own in self._parts(numbers)])
 
     def canonical_nodes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        early = int(np.searchsorted(numbers, self._num_before))
-        of_parts = (self._before, numbers[:early]), (self._rest, numbers[early:] - self._num_before)
-        return np.concatenate([part.canonical_nodes(each) for part, each in of_parts if len(each)])
+        return np.concatenate([part.canonical_nodes(own) for part, own in self._parts(numbers)])
 
     def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        firsts: dict[tuple[int, int], int] = {}
+        position = 0
+        for part, own in self._parts(numbers):
+            for first, node, block in part.blocks(own):
+                firsts.setdefault((node, block), position + first)
+            position += len(own)
+        return [(first, node, block) for (node, block), first in firsts.items()]
+
+    def _parts(self, numbers: NDArray[np.int64]) -> list[tuple[EpochPlan, NDArray[np.int64]]]:
+        """Return the parts with any of these packs, each with its own numbers. numbers: one or more, ascending."""
         early = int(np.searchsorted(numbers, self._num_before))
-        found = self._before.blocks(numbers[:early]) if early else []
-        if early < len(numbers):
-            begun = {each[1:] for each in found}
-            later = self._rest.blocks(numbers[early:] - self._num_before)
-            found += [(early + first, node, block) for first, node, block in later if (node, block) not in begun]
-        return found
+        parts = (self._before, numbers[:early]), (self._rest, numbers[early:] - self._num_before)
+        return [(part, own) for part, own in parts if len(own)]
 
     def forget_blocks(self) -> None:
         self._before.forget_blocks()
@@ -82,8 +82,8 @@ class JoinedEpoch(EpochPlan):
     def overlong_in(self, num_packs: int) -> tuple[int, int]:
         if num_packs <= self._num_before:
             return self._before.overlong_in(num_packs)
-        pairs = self._before.overlong_in(self._num_before), self._rest.overlong_in(num_packs - self._num_before)
-        return pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]
+        overlong, media = self._rest.overlong_in(num_packs - self._num_before)
+        return self._overlong_read[0] + overlong, self._overlong_read[1] + media
 
     def left_after(self, num_packs: int) -> list[LeftOfNode]:
         """Return the rest of each canonical node, see EpochPlan. num_packs: not before the change."""

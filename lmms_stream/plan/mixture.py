@@ -159,7 +159,7 @@ class Mixture:
             if not global_batch:
                 raise ConfigError("the packs left depend on the global batch while packing_length changes: give it")
             most = (change - step) * global_batch - begun
-            taken = self._take_of_length(sources, step, most, global_batch=global_batch, begun=begun)[0]
+            taken = self.take(sources, step, most, global_batch=global_batch, begun=begun, keeps_length=True)
             total, step, begun = total + taken, change, 0
             if taken < most:
                 return total
@@ -326,52 +326,42 @@ class Mixture:
         before, since the beginning of the step. until: the last pack to take, a range of length 1. keeps_length: no
         packing_length changes.
         """
-        done = 0
+        done, turn = 0, step * global_batch + begun  # turns count from step 0
         while True:
-            steps_done, in_step = divmod(begun + done, global_batch)
+            most, at = count - done, (turn + done) // global_batch
             if not keeps_length:
-                self._change(sources, step + steps_done)
-            most = count - done
-            if not keeps_length and (change := self.by_length.next_change(step + steps_done)) is not None:
-                most = min(most, (change - step - steps_done) * global_batch - in_step)
-            taken, is_found = self._take_of_length(
-                sources, step, most, global_batch=global_batch, begun=begun + done, until=until, ranges=ranges
-            )
+                self._change(sources, at)
+                if (change := self.by_length.next_change(at)) is not None:
+                    most = min(most, change * global_batch - turn - done)
+            taken, is_found = self._take_of_length(sources, turn + done, most, global_batch, until, ranges)
             done += taken
             if is_found or taken < most or done == count:
                 return done
 
     def _take_of_length(
-        self,
-        sources: dict[str, SourceCursor],
-        step: int,
-        count: int,
-        *,
-        global_batch: int,
-        begun: int = 0,
-        until: SourceRange | None = None,
-        ranges: list[NDArray[np.int64]] | None = None,
-    ) -> tuple[int, bool]:
+        self, sources: dict[str, SourceCursor], turn: int, count: int, global_batch: int, until: SourceRange | None,
+        ranges: list[NDArray[np.int64]] | None,
+    ) -> tuple[int, bool]:  # fmt: skip
         """Take packs of one packing_length, see take; also return whether `until` is taken."""
         names = [name for name in self.read_names if self._has_packs(name, sources[name])]
+        plans, numbers = self.by_length.at(sources)
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
-                number = self.by_length.number(taken.source, sources[taken.source].changes)
-                ranges.append(np.array([[number, *taken[1:]]], np.int64))
+                ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
             return taken.stop - taken.first, False
         done, is_found = 0, False
         turns = SourceTurns(
             sources,
             names,
-            numbers=[self.by_length.number(name, sources[name].changes) for name in names],
-            known_counts=lambda name, epoch: self.plan_of(name, sources[name]).known_counts(epoch),
+            numbers=[numbers[name] for name in names],
+            known_counts=lambda name, epoch: plans[name].known_counts(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
             most=count,
         )
         while done < count and not is_found and turns.go_on():
-            steps_done, in_step = divmod(begun + done, global_batch)
-            rows, ends = self._phases(step + steps_done, global_batch - in_step, global_batch=global_batch)
+            step, in_step = divmod(turn + done, global_batch)
+            rows, ends = self._phases(step, global_batch - in_step, global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
             least = UNIT // max(2, 2 * len(self.read_names) - 2)

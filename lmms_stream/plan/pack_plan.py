@@ -103,25 +103,21 @@ class PackPlan:
         """Return the same plan with another number of segments kept in memory."""
         return self._with(self.packing, num_segments)
 
-    def of_packing(self, packing: PackingConfig) -> PackPlan:
-        """Return the same plan with another packing config."""
-        return self._with(packing, self._given_kept_segments)
+    def of_packing(self, packing: PackingConfig, *, keeps_counts: bool = True) -> PackPlan:
+        """Return the same plan with another packing config. keeps_counts: whether counts enter the cache."""
+        return self._with(packing, self._given_kept_segments, keeps_counts=keeps_counts)
 
-    def _with(self, packing: PackingConfig, kept_segments: int | None) -> PackPlan:
+    def _with(self, packing: PackingConfig, kept_segments: int | None, *, keeps_counts: bool = True) -> PackPlan:
         return PackPlan(
             self.index,
             self.samples_per_shard,
             order=self.order,
             packing=packing,
-            counts_cache=self._counts_cache,
-            counting=self._counting,
+            counts_cache=self._counts_cache if keeps_counts else None,
+            counting=self._counting if keeps_counts else nullcontext,
             kept_segments=kept_segments,
             streams=self.streams,
         )
-
-    def packed_by(self, packing: PackingConfig) -> PackPlan:
-        """Return the plan with other packing settings; its counts are not kept."""
-        return PackPlan(self.index, self.samples_per_shard, order=self.order, packing=packing, streams=self.streams)
 
     def sharing(self, num_plans: int) -> PackPlan:
         """Return the plan for a mixture of num_plans: all keep MIXED_SEGMENTS together, unless kept_segments is set.

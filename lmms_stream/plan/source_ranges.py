@@ -285,7 +285,8 @@ class PlansByLength:
 
     def __init__(self, plans: Mapping[str, PackPlan]):
         self._plans = plans
-        self._numbers: dict[tuple[str, Changes], int] = {(name, ()): number for number, name in enumerate(plans)}
+        self._firsts = {name: number for number, name in enumerate(plans)}
+        self._numbers: dict[tuple[str, Changes], int] = {(name, ()): number for name, number in self._firsts.items()}
         self.names, self.plans = list(plans), list(plans.values())
         self.is_short = np.array([plan.is_short for plan in self.plans])
         self._steps = sorted({step for plan in self.plans for step, _ in plan.packing.later_lengths})
@@ -299,6 +300,8 @@ class PlansByLength:
 
     def number(self, name: str, changes: Changes) -> int:
         """Return the number of a source after some changes."""
+        if not changes:
+            return self._firsts[name]
         if (name, changes) not in self._numbers:
             self.plans.append(ChangedPlan(self.plan(name, changes[:-1]), changes[-1]))
             self._numbers[name, changes] = len(self.names)
@@ -308,7 +311,19 @@ class PlansByLength:
 
     def plan(self, name: str, changes: Changes) -> PackPlan:
         """Return the plan of a source after some changes."""
-        return self.plans[self.number(name, changes)]
+        return self.plans[self.number(name, changes)] if changes else self._plans[name]
+
+    def at(self, sources: Mapping[str, SourceCursor]) -> tuple[Mapping[str, PackPlan], Mapping[str, int]]:
+        """Return the plan and the number of each source at its cursor."""
+        if not self._has_changes:
+            return self._plans, self._firsts
+        numbers = {name: self.number(name, sources[name].changes) for name in self._plans}
+        return {name: self.plans[number] for name, number in numbers.items()}, numbers
+
+    @property
+    def _has_changes(self) -> bool:
+        """Whether any cursor so far had a change."""
+        return len(self.plans) > len(self._plans)
 
     def numbers_of(self, other: PlansByLength) -> NDArray[np.int64]:
         """Return the number here of each number of another mixture."""
@@ -319,7 +334,7 @@ class PlansByLength:
 
         begins_epochs: begin the next epoch of a source without further packs of the new length.
         """
-        if not self._steps and not any(sources[name].changes for name in self._plans):
+        if not self._steps and not self._has_changes:
             return
         for name, plan in self._plans.items():
             at, length = sources[name], plan.packing.length_at(step)

@@ -174,6 +174,7 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     from .console import print_plan
     from .report import (
         COMPARED_STRATEGIES,
+        by_length,
         compare_balances,
         plot_plans,
         report_epoch,
@@ -200,16 +201,10 @@ def _plan_datasets(options: argparse.Namespace) -> int:
     plans = mixture.plans
     num_epochs = options.epochs or 1
     positions = None if options.run is None else model_positions(options.run, options.overrides)
-    of_lengths = {
-        f"{name}, {length} tokens" if plan.packing.later_lengths else name: plan.of_packing(
-            plan.packing.of_length(length)
-        )
-        for name, plan in plans.items()
-        for length in plan.packing.lengths
-    }
     epochs = [
-        report_epoch(plan, source=name, epoch=epoch, positions=positions)
-        for name, plan in of_lengths.items()
+        report_epoch(each, source=label, epoch=epoch, positions=positions)
+        for name, plan in plans.items()
+        for label, each in by_length(name, plan).items()
         for epoch in range(num_epochs)
     ]
     compared = {}

@@ -290,7 +290,15 @@ def _imbalance(costs: NDArray[np.int64], dealt: NDArray[np.int64]) -> float:
 def with_strategy(plan: PackPlan, strategy: str) -> PackPlan:
     """Return the plan packed by another strategy."""
     packing = dataclasses.replace(plan.packing, strategy=strategy)
-    return plan.packed_by(packing)
+    return plan.of_packing(packing, keeps_counts=False)
+
+
+def by_length(name: str, plan: PackPlan) -> dict[str, PackPlan]:
+    """Return a source's plan of each packing_length, by the names for a report."""
+    if not plan.packing.later_lengths:
+        return {name: plan}
+    packings = [plan.packing.of_length(length) for length in plan.packing.lengths]
+    return {f"{name}, {each.packing_length} tokens": plan.of_packing(each) for each in packings}
 
 
 def plot_plans(plans: Mapping[str, PackPlan], path: Path, *, epoch: int = 0, max_packs: int = 4096) -> None:
