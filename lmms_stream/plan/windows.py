@@ -107,11 +107,17 @@ class SortedPacks:
         """Return the packs of some turns of nodes that were made."""
         return self.packs.take(self._made[turns])
 
+    def places(self, source: str, num_turns: int) -> NDArray[np.int64]:
+        """Return epoch and number of the packs of a source in the first turns: int64[n, 2]."""
+        return self._rows[:num_turns][self._is_of(source)[:num_turns], 1:3]
+
+    def _is_of(self, source: str) -> NDArray[np.bool_]:
+        """Return the turns with a pack of a source, bool[num_packs]."""
+        return np.isin(self._rows[:, 0], [number for number, name in enumerate(self.turns.names) if name == source])
+
     def turn_of(self, pack: SourceRange) -> int | None:
         """Return the turn that reads a pack, a range of length 1; None for a pack of another window."""
-        numbers = [number for number, name in enumerate(self.turns.names) if name == pack.source]
-        is_found = np.isin(self._rows[:, 0], numbers) & (self._rows[:, 1:3] == pack[1:3]).all(axis=1)
-        found = np.flatnonzero(is_found)
+        found = np.flatnonzero(self._is_of(pack.source) & (self._rows[:, 1:3] == pack[1:3]).all(axis=1))
         return int(found[0]) if len(found) else None
 
 

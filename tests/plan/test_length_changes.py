@@ -21,7 +21,7 @@ from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig, PackRange
 from lmms_stream.plan.source_ranges import SourceRange
 from lmms_stream.plan.windows import WindowedMixture
-from lmms_stream.tools.ledger.amounts import amounts_of
+from lmms_stream.tools.ledger.amounts import amounts_of, seen_tokens
 from lmms_stream.types import World
 
 from ..strategies import examples
@@ -199,12 +199,16 @@ def test_the_ledger_counts_what_the_steps_read(run: Run) -> None:
     stop = len(steps)
     samples: dict[str, set[tuple[int, int]]] = defaultdict(set)
     tokens: dict[str, int] = defaultdict(int)
+    first_tokens: dict[str, int] = defaultdict(int)  # of the first epoch
     for _, _, packs in steps:
         for source, epoch, sample_id, _, length in _segments(packs):
             samples[mixture.names[source]].add((epoch, sample_id))
             tokens[mixture.names[source]] += length
+            first_tokens[mixture.names[source]] += length * (epoch == 0)
     for name, found in amounts_of(ledger, stop).items():
         assert (found.num_samples, found.num_tokens) == (len(samples[name]), tokens[name])
+        if run.balance == "deal":
+            assert seen_tokens(ledger, name, stop) == first_tokens[name]
     source, epoch, sample_id, _, _ = _segments(steps[-1][2])[0]
     entries = ledger.sample(mixture.names[source], sample_id, stop=stop)
     assert any(entry.epoch == epoch and entry.step == stop - 1 for entry in entries)

@@ -101,7 +101,7 @@ def _of(
 
 def seen_tokens(ledger: StepLookup, source: str, step: int) -> int:
     """Return the number of different tokens of a source in the packs before a step."""
-    cursor, plan = ledger.cursor(step), ledger.plan(source)
+    cursor, plan = ledger.cursor(step), ledger.plan_before(source, step)
     window = _in_window(ledger.stretch(step).mixture, cursor).get(source)
     at = cursor.sources[source] if window is None else window.begin
     if at.epoch:

@@ -275,9 +275,8 @@ def _read(ledger: StepLookup, source: str, step: int) -> _Read:
     cursor, mixture = ledger.cursor(step), ledger.stretch(step).mixture
     at, window = cursor.sources.get(source), cursor.window
     if window is not None and source in window.sources and isinstance(mixture, WindowedMixture):
-        rows = mixture.window_packs(window).rows(np.arange(window.num_done))
-        of_source = rows[rows[:, 0] == mixture.names.index(source), 1:3].tolist()
-        return _Read(window.sources[source].place, frozenset((epoch, number) for epoch, number in of_source))
+        places = mixture.window_packs(window).places(source, window.num_done).tolist()
+        return _Read(window.sources[source].place, frozenset((epoch, number) for epoch, number in places))
     return _Read((0, 0) if at is None else at.place)
 
 
