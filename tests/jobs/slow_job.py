@@ -1,6 +1,6 @@
-"""A job: a run with a slow part, until an alert of slow parts is there, and a trace requested after the first step.
+"""A job: a run with a slow part, until an alert that names it is there, and a trace requested after the first step.
 
-Arguments: the slow part, then as of a run.
+Arguments: the slow part, words of its alert (a busy machine may have alerts of other parts), then as of a run.
 
 worker: worker 1 of each rank sleeps at each pack. data: workers of rank 1 do. disk: each read of a sample takes 20 ms.
 rank: rank 1 sleeps in the forward of a layer. store: nothing here, its server throttles.
@@ -51,13 +51,14 @@ class EndsWithAlert(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 1 and state.is_world_process_zero:
             (Path(args.output_dir) / TRACE_NAME).touch()
-        control.should_training_stop |= (Path(args.output_dir) / ALERTS_NAME).exists()
+        alerts = Path(args.output_dir) / ALERTS_NAME
+        control.should_training_stop |= alerts.exists() and sys.argv[2] in alerts.read_text()
 
 
 def main() -> None:
     if sys.argv[1] == "disk":
         Shard.__getitem__ = read_slowly  # type: ignore[method-assign]
-    trainer_of(Path(sys.argv[2]), *sys.argv[3:], data_collator=slow_collate, callbacks=[EndsWithAlert()]).train()
+    trainer_of(Path(sys.argv[3]), *sys.argv[4:], data_collator=slow_collate, callbacks=[EndsWithAlert()]).train()
 
 
 if __name__ == "__main__":

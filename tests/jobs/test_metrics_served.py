@@ -82,16 +82,15 @@ def test_metrics_of_two_ranks_are_the_figures_of_the_log(served: Path) -> None:
 
 
 def test_each_query_of_the_dashboard_names_metrics_that_are_served(served: Path) -> None:
-    """A slow part has a metric only where something is slow."""
+    """A slow part has a metric only where something is slow: not here, but on a busy machine."""
     board = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     queries += [each["definition"] for each in board["templating"]["list"] if each["type"] == "query"]
     named = {name for query in queries for name in re.findall(r"lmms_stream_\w+", query)}
     rank = (served / "metrics-0.txt").read_text()
     found = {sample.name for metric in text_string_to_metric_families(rank) for sample in metric.samples}
-    assert named - found == {"lmms_stream_slow_part"}
-    assert found - named == {"target_info"}
     assert "slow_part" in GAUGES
+    assert named == found - {"target_info"} | {"lmms_stream_slow_part"}
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 

@@ -59,12 +59,11 @@ def test_a_planted_slow_part_is_named(
     proxy: FaultProxy | None = request.getfixturevalue("proxy") if how == "store" else None
     if proxy is not None:
         proxy.set_rules(Rule(path=r"shard\.", times=5, status=503))
-    done = run_job(num_ranks, "tests.jobs.slow_job", how, str(path), timeout_s=JOB_S)
+    done = run_job(num_ranks, "tests.jobs.slow_job", how, f": {begin}", str(path), timeout_s=JOB_S)
     assert done.returncode == 0, last_words(done.stderr)
-    (record, *more) = read_log(tmp_path / "default" / ALERTS_NAME)
-    (alert,) = record["alerts"]
-    assert {each["kind"] for line in (record, *more) for each in line["alerts"]} == {kind}
-    assert f": {begin}" in alert["message"]
+    alerts = [each for line in read_log(tmp_path / "default" / ALERTS_NAME) for each in line["alerts"]]
+    (alert,) = (each for each in alerts if f": {begin}" in each["message"])  # a busy machine may be slow elsewhere too
+    assert alert["kind"] == kind
     assert middle in alert["message"]
     assert done.stderr.count(alert["message"]) == 1
     run = WatchedRun(open_run(tmp_path / "default"))
@@ -77,12 +76,10 @@ def test_a_planted_slow_part_is_named(
     assert alert in [each for record in read_log(tmp_path / "default") for each in record.get("alerts", [])]
     assert [shown["message"] for shown in run.view()["alerts"]].count(alert["message"]) == 1
     if is_reported:
-        (((_, text),),) = (
-            found for name, found in read(READ_EVENTS, tmp_path / "default" / "tensorboard").items() if kind in name
-        )
-        assert text == alert["message"]
+        events = read(READ_EVENTS, tmp_path / "default" / "tensorboard").items()
+        assert alert["message"] in [text for name, found in events if kind in name for _, text in found]
         (offline,) = (tmp_path / "default" / "wandb").glob("offline-run-*/run-*.wandb")
-        assert read(READ_WANDB, offline)["alerts"] == [[kind, alert["message"]]]
+        assert [kind, alert["message"]] in read(READ_WANDB, offline)["alerts"]
 
 
 def figures_of(seconds: float, **changed: Any) -> PartFigures:
