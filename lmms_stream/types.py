@@ -274,6 +274,7 @@ class Batch:
     is a segment; padding is excluded. None if each sample is one segment.
     left_out: samples in sample_ids with padding in place of their tokens, see plan/left_out.py; and samples skipped by
     lanes before this pack because their measurement failed.
+    repeats: times that each of sample_ids came earlier in its epoch, for random draws; empty for zeros.
 
     Batches of tokenized samples share memory with other batches of their step: clone a tensor before saving the tensor.
     """
@@ -293,6 +294,7 @@ class Batch:
     num_patches: int = 0
     sequences: torch.Tensor | None = None
     left_out: Sequence[LeftOutSample] = ()
+    repeats: Sequence[int] = ()
 
     @property
     def num_segments(self) -> int:
@@ -310,8 +312,14 @@ class Batch:
 
     def sample_of(self, segment: int) -> int:
         """Sample id of a segment of one pack."""
-        index = segment if self.sequences is None else int(self.sequences[segment, 0])
-        return int(self.sample_ids[index])
+        return int(self.sample_ids[self._index_of(segment)])
+
+    def repeat_of(self, segment: int) -> int:
+        """Times that the sample of a segment of one pack came earlier in its epoch; 0 for padding."""
+        return self.repeats[self._index_of(segment)] if self.repeats and segment < self.num_segments else 0
+
+    def _index_of(self, segment: int) -> int:
+        return segment if self.sequences is None else int(self.sequences[segment, 0])
 
     @property
     def num_tokens(self) -> int:

@@ -107,6 +107,7 @@ def process_segment(
     sample_id, start, length, _, _, expected = (int(values[segment]) for values in work.segments)
     try:
         drawn = [work.epochs[pack] if work.epochs else 0, sample_id]
+        drawn += [work.repeats[segment]] if work.repeats and work.repeats[segment] else []
         if isinstance(sample, DataError):
             raise sample
         processed = sample if is_made else process_sample(processor_that_packs(dataset), sample, memory, drawn)
@@ -288,6 +289,8 @@ class BatchMaker:
             )
             if left_out := self._left_out_of(work, segments):
                 batch = replace(batch, left_out=left_out)
+            if repeats := work.repeats[segments.start : segments.stop]:
+                batch = replace(batch, repeats=repeats)
             self.tally.end(num_packs=1, num_samples=len(segments))
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
@@ -403,6 +406,7 @@ class BatchMaker:
                 source=work.source,
                 step=self._step_of(work),
                 micro_batch=micro_batch,
+                repeats=work.repeats[work.bounds[pack] : work.bounds[pack + 1]],
             )
             if pad_to is not None and batch.num_tokens < pad_to:
                 batch = _padded(batch, pad_to)

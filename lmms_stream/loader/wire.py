@@ -46,6 +46,7 @@ class WireBatch(NamedTuple):
     token_inputs: Mapping[str, NDArray[np.int64]]
     sequences: NDArray[np.int64] | None
     left_out: Sequence[LeftOutSample]
+    repeats: Sequence[int]
 
 
 def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
@@ -78,6 +79,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
         {name: tensor.numpy() for name, tensor in batch.token_inputs.items()},
         None if batch.sequences is None else batch.sequences.numpy(),
         batch.left_out,
+        batch.repeats,
     )
 
 
@@ -103,8 +105,8 @@ def from_wire(wire: WireBatch) -> Batch:
         step=wire.step,
         micro_batch=wire.micro_batch,
     )
-    if wire.left_out:
-        batch = replace(batch, left_out=wire.left_out)
+    if wire.left_out or wire.repeats:
+        batch = replace(batch, left_out=wire.left_out, repeats=wire.repeats)
     if wire.sequences is not None:
         batch = replace(batch, sequences=torch.from_numpy(wire.sequences))
     return replace(batch, num_patches=wire.num_patches) if wire.num_patches else batch

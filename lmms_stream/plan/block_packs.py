@@ -122,6 +122,7 @@ class BlockPacks:
         self._pieces: NDArray[np.int32] | None = None
         self._begun = begun_block(order, node, block)
         self._begins: _Numbers | None = None  # first tokens of the segments' rests of samples
+        self._repeats: _Numbers | None = None
 
     def starts_of(self, segments: _Numbers | slice) -> _Numbers | int:
         """Return the first token of each segment in its sample."""
@@ -130,6 +131,10 @@ class BlockPacks:
             return begins
         starts: _Numbers = self._pieces[segments].astype(np.int64) * self._inputs.packing.packing_length
         return starts + begins
+
+    def repeats_of(self, segments: _Numbers | slice) -> _Numbers | None:
+        """Return how often the sample of each segment came earlier in the epoch; None without repeats."""
+        return None if self._repeats is None else self._repeats[segments]
 
     def replay_to(self, number: int) -> bool:
         """Load pack `number` and following packs within the memory limit; return whether the pack was missing."""
@@ -218,5 +223,7 @@ class BlockPacks:
         self.lengths[:] = (segments.lengths if segments.whole is None else segments.whole)[order]
         self._pieces = None if segments.pieces is None else segments.pieces[order]
         self._begins = None if self._begun is None else self._begun.starts[segments.positions[order]]
+        repeats = self._order.repeats(self._node, self.block)
+        self._repeats = None if repeats is None else repeats[segments.positions[order]]
         self.offsets = offsets
         self.first, self.stop = first, first + len(offsets) - 1

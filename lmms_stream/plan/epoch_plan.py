@@ -45,16 +45,18 @@ class _Taken(NamedTuple):
     sample_ids: _Numbers
     lengths: _Numbers
     starts: _Numbers | int
+    repeats: _Numbers | None
 
 
-def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers]:
-    """Return sample ids, lengths, starts and offsets of packs in the order of their numbers, from 0."""
+def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers | None, _Numbers]:
+    """Return sample ids, lengths, starts, repeats and offsets of packs in the order of their numbers, from 0."""
     if len(taken) == 1 and (len(taken[0].numbers) == 1 or (np.diff(taken[0].numbers) > 0).all()):
         only = taken[0]
         starts_of = np.zeros(len(only.lengths), np.int64) + only.starts
-        return only.sample_ids, only.lengths, starts_of, ends_of(only.counts)
+        return only.sample_ids, only.lengths, starts_of, only.repeats, ends_of(only.counts)
     counts = np.concatenate([each.counts for each in taken])
     starts = [np.broadcast_to(np.int64(each.starts), len(each.lengths)) for each in taken]
+    repeats = [each.repeats for each in taken if each.repeats is not None]  # of all or of none
     numbers = np.concatenate([each.numbers for each in taken])
     at = np.empty_like(numbers)
     at[numbers] = np.arange(len(numbers))
@@ -62,7 +64,8 @@ def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbe
     segments = runs(begins, counts)
     columns = [each.sample_ids for each in taken], [each.lengths for each in taken], starts
     sample_ids, lengths, starts_of = (np.concatenate(column)[segments] for column in columns)
-    return sample_ids, lengths, starts_of, ends_of(counts)
+    repeats_of = np.concatenate(repeats)[segments] if repeats else None
+    return sample_ids, lengths, starts_of, repeats_of, ends_of(counts)
 
 
 class EpochPlan:
@@ -164,7 +167,7 @@ class EpochPlan:
         if self._has_replayed:
             self._has_replayed = False
             give_back_memory()  # memory taken by packing blocks
-        sample_ids, lengths, starts, offsets = _in_order(taken)
+        sample_ids, lengths, starts, repeats, offsets = _in_order(taken)
         return PackRange(
             sample_ids=sample_ids,
             starts=starts,
@@ -175,6 +178,7 @@ class EpochPlan:
             patches=None
             if self._patches is None
             else np.add.reduceat(self._patches[sample_ids], offsets[:-1], dtype=np.int64),
+            repeats=repeats,
         )
 
     def _take(self, node: int, block: int, positions: _Numbers, numbers: _Numbers) -> Iterator[_Taken]:
@@ -196,7 +200,8 @@ class EpochPlan:
             if here[-1] - here[0] != num_here - 1:  # the packs are not consecutive
                 segments = runs(begins, ends - begins)
             ids, lengths = packs.sample_ids[segments].copy(), packs.lengths[segments].copy()
-            yield _Taken(numbers[:num_here], ends - begins, ids, lengths, packs.starts_of(segments))
+            starts, repeats = packs.starts_of(segments), packs.repeats_of(segments)
+            yield _Taken(numbers[:num_here], ends - begins, ids, lengths, starts, repeats)
             positions, numbers = positions[num_here:], numbers[num_here:]
 
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:

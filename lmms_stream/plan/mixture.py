@@ -40,7 +40,7 @@ from .source_ranges import (
     by_epoch,
     checked_epochs,
     join,
-    join_patches,
+    join_known,
     parse_schedule,
     passed_on,
     to_quotas,
@@ -408,8 +408,9 @@ class Mixture:
             offsets=ends_of(join(np.diff(each.offsets) for each in found)),
             canonical_nodes=parts * join(each.canonical_nodes for each in found),
             sources=of_packs(self._numbers[name] for name in names),
-            patches=join_patches(found),
+            patches=join_known([each.patches for each in found], counts),
             epochs=join(each.epochs for each in epochs),
+            repeats=join_known([each.repeats for each in found], [len(each.sample_ids) for each in found]),
         )
         positions = join(each.positions for each in epochs)
         return joined if np.all(positions[1:] > positions[:-1]) else joined.take(np.argsort(positions))

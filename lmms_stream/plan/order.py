@@ -10,7 +10,8 @@ Canonical nodes and shuffle blocks are MosaicML Streaming's terms (py1b is the n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -167,6 +168,9 @@ class EpochOrder:
         """Return the samples, and node and block of each as from locate: each is once in an epoch; see SampleOrder."""
         return sample_ids, *self.locate(sample_ids)
 
+    def repeats(self, node: int, block: int) -> None:
+        """No sample comes again in an epoch; see SampleOrder."""
+
     def shards_of_block(self, node: int, block: int) -> NDArray[np.int64]:
         """Return the shards with samples of a block, in laid-out order; an empty array beyond the last block."""
         first, stop = self.node_bounds(node)
@@ -243,6 +247,123 @@ class RestOrder(EpochOrder):
             return np.empty(0, np.int64)
         begun = self.begun(node, block)
         return super().block(node, block) if begun is None else begun.sample_ids
+
+
+class StreamPasses:
+    """Samples of a stream by canonical node, in endless passes."""
+
+    def __init__(self, samples_per_shard: NDArray[np.int64], *, config: OrderConfig, first_id: int):
+        self._samples_per_shard = samples_per_shard
+        self._config = config
+        self._first_id = first_id
+        self._orders: dict[int, EpochOrder] = {}
+        self._blocks: dict[int, tuple[int, int, NDArray[np.integer[Any]]]] = {}
+        self._begun: NDArray[np.int64] | None = None  # see _are_before
+        self._lock = threading.Lock()  # threads count the packs of several blocks at a time
+        order = self._order(0)
+        self._num_samples = order.num_samples
+        self._sections = np.diff([order.node_bounds(node) for node in range(order.num_canonical_nodes)]).ravel()
+
+    def dealt(self, count: int) -> NDArray[np.int64]:
+        """Return the numbers of each canonical node's samples among the first `count` of the passes: int64[C]."""
+        passes, left = divmod(count, max(1, self._num_samples))
+        rounds, turns = divmod(left, len(self._sections))
+        takes: NDArray[np.int64] = passes * self._sections + np.minimum(self._sections, rounds)
+        takes[np.flatnonzero(self._sections > rounds)[:turns]] += 1
+        return takes
+
+    def ids(self, node: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sample ids at ascending indices into a canonical node's sections, pass after pass."""
+        ids = np.empty_like(indices)
+        section, block_size = int(self._sections[node]), self._config.shuffle_block_size
+        at = 0
+        while at < len(indices):
+            number, index = divmod(int(indices[at]), section)
+            start = int(indices[at]) - index % block_size
+            end = int(np.searchsorted(indices, min(start + block_size, (number + 1) * section)))
+            ids[at:end] = self._block(node, number, index // block_size)[indices[at:end] - start]
+            at = end
+        ids += self._first_id
+        return ids
+
+    def repeats(self, node: int, indices: NDArray[np.int64], *, first: int, starts: Sequence[int]) -> NDArray[np.int64]:
+        """Return how often the passes have each sample before its pass, from the nodes' indices `starts` on.
+
+        indices: of the samples, ascending. first: pass of the starts, the same in every call.
+        """
+        repeats = indices // int(self._sections[node]) - first
+        again = np.flatnonzero(repeats > 0)
+        if len(again):
+            ids = self.ids(node, indices[again]) - self._first_id
+            repeats[again] -= self._are_before(ids, first, np.array(starts, np.int64) - first * self._sections)
+        return repeats
+
+    def _are_before(self, ids: NDArray[np.int64], number: int, stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which samples a pass has before the nodes' indices `stops`, counted from the begin of the pass."""
+        size, order = self._config.shuffle_block_size, self._order(number)
+        if self._begun is None:
+            cut = [(node, stop // size, stop % size) for node, stop in enumerate(stops.tolist()) if stop % size]
+            begun = [order.block(node, block)[:count] for node, block, count in cut]
+            self._begun = np.concatenate([np.empty(0, np.int64), *begun])
+        nodes, blocks = order.locate(ids)
+        before: NDArray[np.bool_] = blocks < stops[nodes] // size
+        cut_at = np.flatnonzero(blocks == stops[nodes] // size)
+        before[cut_at] = np.isin(ids[cut_at], self._begun)
+        return before
+
+    def shards(self, node: int, first: int, stop: int) -> NDArray[np.int64]:
+        """Return the shards of the shuffle blocks with a canonical node's indices [first, stop), each once."""
+        found: dict[int, None] = {}
+        section, size = int(self._sections[node]), self._config.shuffle_block_size
+        num_shards = int(np.count_nonzero(self._samples_per_shard))
+        while first < stop and len(found) < num_shards:
+            number, index = divmod(first, section)
+            shards = self._order(number).shards_of_block(node, index // size)
+            found |= dict.fromkeys(shards[self._samples_per_shard[shards] > 0].tolist())
+            first = min(first + size - index % size, (number + 1) * section)
+        return np.array([*found], np.int64)
+
+    def places(
+        self, sample_ids: NDArray[np.int64], starts: Sequence[int], counts: Sequence[int]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yield canonical node, sample id and index of each occurrence of samples at a node's next indices.
+
+        starts, counts: first index, and number of indices, of each canonical node.
+        """
+        wanted = sample_ids - self._first_id
+        wanted = wanted[(wanted >= 0) & (wanted < self._num_samples)]
+        nodes = [node for node, count in enumerate(counts) if count] if len(wanted) else []
+        ends = {node: starts[node] + counts[node] for node in nodes}
+        first = min((starts[node] // int(self._sections[node]) for node in nodes), default=0)
+        stop = max((-(-ends[node] // int(self._sections[node])) for node in nodes), default=0)
+        for number in range(first, stop):
+            located = self._order(number).locate(wanted)
+            for node, block in dict.fromkeys(zip(*(each.tolist() for each in located), strict=True)):
+                begin = number * int(self._sections[node]) + block * self._config.shuffle_block_size
+                if node not in ends or begin >= ends[node] or begin + self._config.shuffle_block_size <= starts[node]:
+                    continue
+                ids = self._block(node, number, block)
+                for at in np.flatnonzero(np.isin(ids, wanted)).tolist():
+                    if starts[node] <= begin + at < ends[node]:
+                        yield node, int(ids[at]) + self._first_id, begin + at
+
+    def _block(self, node: int, number: int, block: int) -> NDArray[np.integer[Any]]:
+        kept = self._blocks.get(node)
+        if kept is None or kept[:2] != (number, block):
+            ids = self._order(number).block(node, block)
+            kept = number, block, ids.astype(np.uint32) if self._num_samples <= 1 << 32 else ids
+            self._blocks[node] = kept
+        return kept[2]
+
+    def _order(self, number: int) -> EpochOrder:
+        with self._lock:
+            order = self._orders.get(number)
+            if order is None:
+                # A chunk holds many short passes, and canonical nodes read them one after the other.
+                if len(self._orders) >= max(2, 4096 // (len(self._samples_per_shard) + 1)):
+                    del self._orders[next(iter(self._orders))]
+                order = self._orders[number] = EpochOrder(self._samples_per_shard, config=self._config, epoch=number)
+            return order
 
 
 def shards_of(sample_ids: NDArray[np.int64], first_ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -33,6 +33,7 @@ class PackRange:
     sources: int64[num_packs], number of each pack's source (0 in a plan of one source).
     patches: int64[num_packs], patches of each pack for its media tower; None if no source has media.
     epochs: int64[num_packs], epoch of each pack in its source; None if unknown.
+    repeats: int64[num_segments], times that each sample came earlier in its epoch; None for zeros.
     """
 
     sample_ids: NDArray[np.int64]
@@ -43,6 +44,7 @@ class PackRange:
     sources: NDArray[np.int64]
     patches: NDArray[np.int64] | None = None
     epochs: NDArray[np.int64] | None = None
+    repeats: NDArray[np.int64] | None = None
 
     @staticmethod
     def joined(ranges: Sequence[PackRange]) -> PackRange:
@@ -71,6 +73,7 @@ class PackRange:
             sources=self.sources[numbers],
             patches=None if self.patches is None else self.patches[numbers],
             epochs=None if self.epochs is None else self.epochs[numbers],
+            repeats=None if self.repeats is None else self.repeats[segments],
         )
 
 

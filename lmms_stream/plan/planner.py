@@ -57,8 +57,8 @@ class Work(NamedTuple):
     """Packs of a source for some micro-batches of a step.
 
     step: counted from the first planned cursor. Pack p holds segments [bounds[p], bounds[p + 1]). Pad packs have no
-    source and no segments. patches: of each pack, for its media tower; empty if no source has media. epochs: epoch of
-    each pack in its source, for random draws.
+    source and no segments. patches: of each pack, for its media tower; empty if no source has media. For random draws:
+    epochs, of each pack in its source, and repeats, of each segment; empty without repeats (see PackRange).
     """
 
     source: str
@@ -68,6 +68,7 @@ class Work(NamedTuple):
     segments: PackSegments = NO_SEGMENTS
     patches: Sequence[int] = ()
     epochs: Sequence[int] = ()
+    repeats: Sequence[int] = ()
 
 
 After = Cursor | LaneAfter  # position of training after a step, or of a lane after a pack
@@ -238,6 +239,7 @@ class StepPlanner:
         sources, bounds = packs.sources.tolist(), packs.offsets.tolist()
         patches = () if packs.patches is None else packs.patches.tolist()
         epochs = () if packs.epochs is None else packs.epochs.tolist()
+        repeats = () if packs.repeats is None else packs.repeats.tolist()
         first = 0
         for each, num_packs in zip(stretch, counts, strict=True):
             works = []
@@ -257,6 +259,7 @@ class StepPlanner:
                         PackSegments(*[values[at] for values in segments]),
                         patches[first:stop],
                         epochs[first:stop],
+                        repeats[at],
                     )
                 )
                 first = stop

@@ -25,18 +25,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, CursorError
-from .order import EpochOrder, OrderConfig, default_canonical_nodes, in_stored_order
+from .order import OrderConfig, StreamPasses, default_canonical_nodes, in_stored_order
 
 Ids = NDArray[np.int64]
 
@@ -134,8 +133,11 @@ class SampleOrder:
         for stream, shards in enumerate(samples_per_shard):
             seed = (config.seed + stream * STREAM_SEED_STEP) % (1 << 32)
             own = dataclasses.replace(config, seed=seed, num_canonical_nodes=self.num_canonical_nodes)
-            self._passes.append(_Passes(shards, config=own, first_id=sum(sizes[:stream])))
+            self._passes.append(StreamPasses(shards, config=own, first_id=sum(sizes[:stream])))
         paired = list(zip(self._passes, counts, strict=True))
+        self._first_passes = [epoch * count // max(1, size) for count, size in zip(counts, sizes, strict=True)]
+        last_passes = [((epoch + 1) * count - 1) // max(1, size) for count, size in zip(counts, sizes, strict=True)]
+        self._has_repeats = any(last > first for first, last in zip(self._first_passes, last_passes, strict=True))
         starts = np.stack([passes.dealt(epoch * count) for passes, count in paired])
         taken = np.stack([passes.dealt((epoch + 1) * count) for passes, count in paired]) - starts
         self._starts: list[list[int]] = starts.tolist()  # [stream][canonical node], indices into the node's passes
@@ -172,9 +174,19 @@ class SampleOrder:
 
     def block(self, node: int, block: int) -> Ids:
         """Return the sample ids of a block of a canonical node, in the order of the node: int64[up to block size]."""
+        return self._of_block(node, block, self._ids_of_node)
+
+    def repeats(self, node: int, block: int) -> Ids | None:
+        """Return how often each sample of a block came earlier in the epoch: int64, as in block. None: no repeats.
+
+        Passes count, not positions: of two samples of a pass none is earlier.
+        """
+        return self._of_block(node, block, self._repeats_of_node) if self._has_repeats else None
+
+    def _of_block(self, node: int, block: int, values_of: Callable[[int, Ids], Ids]) -> Ids:
         first, stop = self._bounds_of_block(node, block)
         cuts = [*range(first, stop, MAX_CHUNK), stop]
-        return np.concatenate([self._ids_of_node(node, np.arange(a, b, dtype=np.int64)) for a, b in pairwise(cuts)])
+        return np.concatenate([values_of(node, np.arange(a, b, dtype=np.int64)) for a, b in pairwise(cuts)])
 
     def shards_of_block(self, node: int, block: int) -> Ids:
         """Return the shards of the shuffle blocks of passes with samples of a block; empty beyond the last block.
@@ -258,10 +270,28 @@ class SampleOrder:
 
     def _ids_of_node(self, node: int, indices: Ids) -> Ids:
         """Return the sample ids at ascending indices into a canonical node's sequence."""
+        ids = np.empty_like(indices)
+        for stream, mine, own in self._places_of_node(node, indices):
+            ids[mine] = self._passes[stream].ids(node, own)
+        return ids
+
+    def _repeats_of_node(self, node: int, indices: Ids) -> Ids:
+        """Return the repeats at ascending indices into a canonical node's sequence; see repeats."""
+        repeats = np.empty_like(indices)
+        for stream, mine, own in self._places_of_node(node, indices):
+            first, starts = self._first_passes[stream], self._starts[stream]
+            repeats[mine] = self._passes[stream].repeats(node, own, first=first, starts=starts)
+        return repeats
+
+    def _places_of_node(self, node: int, indices: Ids) -> Iterator[tuple[int, Ids, Ids]]:
+        """Yield each stream, its positions in `indices`, and its indices into the node's passes.
+
+        indices: into a canonical node's sequence, ascending.
+        """
         streams = [stream for stream, counts in enumerate(self._counts) if counts[node]]
         if len(streams) == 1:
-            return self._passes[streams[0]].ids(node, indices + self._starts[streams[0]][node])
-        ids = np.empty_like(indices)
+            yield streams[0], np.arange(len(indices)), indices + self._starts[streams[0]][node]
+            return
         first = int(indices[0])
         owners, numbers = (
             each[indices - first] for each in self._interleave(node, streams, first, int(indices[-1]) + 1)
@@ -270,8 +300,7 @@ class SampleOrder:
         cuts = np.searchsorted(owners[by_owner], np.array([*streams, len(self._counts)])).tolist()
         for stream, (begin, end) in zip(streams, pairwise(cuts), strict=True):
             mine = by_owner[begin:end]
-            ids[mine] = self._passes[stream].ids(node, np.asarray(numbers[mine], np.int64) + self._starts[stream][node])
-        return ids
+            yield stream, mine, np.asarray(numbers[mine], np.int64) + self._starts[stream][node]
 
     def _interleave(self, node: int, streams: list[int], first: int, stop: int) -> tuple[NDArray[np.uint16], Ids]:
         """Return stream and number in the stream, among the node's samples, for the node's indices [first, stop).
@@ -305,95 +334,6 @@ class SampleOrder:
         count, total = self._counts[stream][node], self._samples_of_node[node]
         slack = sum(1 for counts in self._counts if counts[node])
         return max(0, first * count // total - slack), min(count, -(-stop * count // total) + slack)
-
-
-class _Passes:
-    """Samples of a stream by canonical node, in endless passes."""
-
-    def __init__(self, samples_per_shard: Ids, *, config: OrderConfig, first_id: int):
-        self._samples_per_shard = samples_per_shard
-        self._config = config
-        self._first_id = first_id
-        self._orders: dict[int, EpochOrder] = {}
-        self._blocks: dict[int, tuple[int, int, NDArray[np.integer[Any]]]] = {}
-        self._lock = threading.Lock()  # threads count the packs of several blocks at a time
-        order = self._order(0)
-        self._num_samples = order.num_samples
-        self._sections = np.diff([order.node_bounds(node) for node in range(order.num_canonical_nodes)]).ravel()
-
-    def dealt(self, count: int) -> Ids:
-        """Return the numbers of each canonical node's samples among the first `count` of the passes: int64[C]."""
-        passes, left = divmod(count, max(1, self._num_samples))
-        rounds, turns = divmod(left, len(self._sections))
-        takes: Ids = passes * self._sections + np.minimum(self._sections, rounds)
-        takes[np.flatnonzero(self._sections > rounds)[:turns]] += 1
-        return takes
-
-    def ids(self, node: int, indices: Ids) -> Ids:
-        """Return the sample ids at ascending indices into a canonical node's sections, pass after pass."""
-        ids = np.empty_like(indices)
-        section, block_size = int(self._sections[node]), self._config.shuffle_block_size
-        at = 0
-        while at < len(indices):
-            number, index = divmod(int(indices[at]), section)
-            start = int(indices[at]) - index % block_size
-            end = int(np.searchsorted(indices, min(start + block_size, (number + 1) * section)))
-            ids[at:end] = self._block(node, number, index // block_size)[indices[at:end] - start]
-            at = end
-        ids += self._first_id
-        return ids
-
-    def shards(self, node: int, first: int, stop: int) -> Ids:
-        """Return the shards of the shuffle blocks with a canonical node's indices [first, stop), each once."""
-        found: dict[int, None] = {}
-        section, size = int(self._sections[node]), self._config.shuffle_block_size
-        num_shards = int(np.count_nonzero(self._samples_per_shard))
-        while first < stop and len(found) < num_shards:
-            number, index = divmod(first, section)
-            shards = self._order(number).shards_of_block(node, index // size)
-            found |= dict.fromkeys(shards[self._samples_per_shard[shards] > 0].tolist())
-            first = min(first + size - index % size, (number + 1) * section)
-        return np.array([*found], np.int64)
-
-    def places(self, sample_ids: Ids, starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield canonical node, sample id and index of each occurrence of samples at a node's next indices.
-
-        starts, counts: first index, and number of indices, of each canonical node.
-        """
-        wanted = sample_ids - self._first_id
-        wanted = wanted[(wanted >= 0) & (wanted < self._num_samples)]
-        nodes = [node for node, count in enumerate(counts) if count] if len(wanted) else []
-        ends = {node: starts[node] + counts[node] for node in nodes}
-        first = min((starts[node] // int(self._sections[node]) for node in nodes), default=0)
-        stop = max((-(-ends[node] // int(self._sections[node])) for node in nodes), default=0)
-        for number in range(first, stop):
-            located = self._order(number).locate(wanted)
-            for node, block in dict.fromkeys(zip(*(each.tolist() for each in located), strict=True)):
-                begin = number * int(self._sections[node]) + block * self._config.shuffle_block_size
-                if node not in ends or begin >= ends[node] or begin + self._config.shuffle_block_size <= starts[node]:
-                    continue
-                ids = self._block(node, number, block)
-                for at in np.flatnonzero(np.isin(ids, wanted)).tolist():
-                    if starts[node] <= begin + at < ends[node]:
-                        yield node, int(ids[at]) + self._first_id, begin + at
-
-    def _block(self, node: int, number: int, block: int) -> NDArray[np.integer[Any]]:
-        kept = self._blocks.get(node)
-        if kept is None or kept[:2] != (number, block):
-            ids = self._order(number).block(node, block)
-            kept = number, block, ids.astype(np.uint32) if self._num_samples <= 1 << 32 else ids
-            self._blocks[node] = kept
-        return kept[2]
-
-    def _order(self, number: int) -> EpochOrder:
-        with self._lock:
-            order = self._orders.get(number)
-            if order is None:
-                # A chunk holds many short passes, and canonical nodes read them one after the other.
-                if len(self._orders) >= max(2, 4096 // (len(self._samples_per_shard) + 1)):
-                    del self._orders[next(iter(self._orders))]
-                order = self._orders[number] = EpochOrder(self._samples_per_shard, config=self._config, epoch=number)
-            return order
 
 
 # Number of samples of each stream in an epoch; MosaicML Streaming's rules, in exact arithmetic.

@@ -18,7 +18,7 @@ from .changed_plan import ChangedPlan
 from .cursor import Changes, LengthChange, SourceCursor
 from .kernels.turns import take_epochs
 from .pack_plan import PackPlan
-from .packing import PackRange, ends_of, runs
+from .packing import ends_of, runs
 
 
 class SourceRange(NamedTuple):
@@ -137,11 +137,11 @@ def by_epoch(
     return [found[group] for group in np.argsort(order[groups]).tolist()]  # by first range
 
 
-def join_patches(found: Sequence[PackRange]) -> NDArray[np.int64] | None:
-    """Return the patches of packs, 0 for sources without media; None if no source has media."""
-    if all(each.patches is None for each in found):
+def join_known(values: Sequence[NDArray[np.int64] | None], counts: Sequence[int]) -> NDArray[np.int64] | None:
+    """Join arrays of these lengths, with zeros for each None; only None gives None."""
+    if all(each is None for each in values):
         return None
-    return join(np.zeros(len(each), np.int64) if each.patches is None else each.patches for each in found)
+    return join(np.zeros(n, np.int64) if each is None else each for each, n in zip(values, counts, strict=True))
 
 
 def join(arrays: object) -> NDArray[np.int64]:

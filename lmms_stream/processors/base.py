@@ -120,8 +120,8 @@ class SeenMedium(NamedTuple):
 
 
 # Optional method `process_drawn` of a processor: the result of `process` with random changes (flips, crops), drawn only
-# by [epoch, sample id]. Batches use it, and a resumed run draws the same values. A class with another `process` needs
-# another `process_drawn` too; otherwise `process` is used.
+# by [epoch, sample id], or [epoch, sample id, n] for repeat n in an epoch. Batches use it, and a resumed run draws the
+# same values. A class with another `process` needs another `process_drawn` too; otherwise `process` is used.
 ProcessDrawn = Callable[[Sample, Sequence[int]], Processed]
 
 
@@ -195,7 +195,7 @@ class Processor(Protocol):
 
 
 def process_sample(processor: Processor, sample: Sample, memory: Memory | None, drawn: Sequence[int]) -> Processed:
-    """Process a sample for a batch. memory: for its media. drawn: its epoch and its id."""
+    """Process a sample for a batch. memory: for its media. drawn: see ProcessDrawn."""
     if works_together(type(processor), "process", "process_drawn"):
         process_drawn: ProcessDrawn = processor.process_drawn  # type: ignore[attr-defined]
         return process_drawn(sample, drawn)

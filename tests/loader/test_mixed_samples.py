@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.types import World
+from lmms_stream.types import Batch, Processed, Sample, World
 
 from ..conftest import write_samples, write_tokens
 
@@ -47,9 +47,15 @@ def datasets(root: Path, **changes: Any) -> dict[str, PackedDataset]:
 
 
 def read(
-    dataset: Any, num_steps: int, world: tuple[int, int, int] = (1, 1, 0), state: Any = None, **options: Any
+    dataset: Any,
+    num_steps: int,
+    world: tuple[int, int, int] = (1, 1, 0),
+    state: Any = None,
+    *,
+    seen: Callable[[Batch], list[int]] = lambda batch: batch.sample_ids.tolist(),
+    **options: Any,
 ) -> tuple[dict[int, list[list[int]]], Any]:
-    """Sample ids of the packs of each step, and the state after them."""
+    """Sample ids (or other numbers) of the packs of each step, and the state after them."""
     steps: dict[int, list[list[int]]] = {}
     world_size, num_nodes, num_workers = world
     for rank in range(world_size):
@@ -65,7 +71,7 @@ def read(
         stop = loader.step + num_steps
         while loader.step < stop:
             for batch in loader:
-                steps.setdefault(batch.step, []).append(batch.sample_ids.tolist())
+                steps.setdefault(batch.step, []).append(seen(batch))
                 if loader.step == stop:
                     break
     return {step: sorted(packs) for step, packs in steps.items()}, loader.state_dict()
@@ -101,6 +107,46 @@ def test_a_state_of_other_weights_is_refused(root: Path) -> None:
     _, state = read(datasets(root), 1, mixing="samples", weights={"small": 1, "large": 1})
     with pytest.raises(CursorError, match=r"they differ in the shards \(dataset\), or the samples of its streams"):
         read(datasets(root), 1, state=state, mixing="samples", weights={"small": 1, "large": 2})
+
+
+class Drawing:
+    """Processor of tokens with the values of its draws as inputs: tokens of sample 7, repeat 2, epoch 1 have 20701."""
+
+    columns, schema, description = TokensProcessor.columns, "tokens", TokensProcessor().description
+
+    def measure(self, sample: Sample) -> int:
+        return TokensProcessor().measure(sample)
+
+    def process(self, sample: Sample) -> Processed:
+        return TokensProcessor().process(sample)
+
+    def process_drawn(self, sample: Sample, drawn: Sequence[int]) -> Processed:
+        made = self.process(sample)
+        epoch, sample_id, *repeat = drawn
+        number = epoch + 100 * sample_id + 1_000_000 * sum(repeat)
+        return {**made, "token_inputs": {"drawn": np.full(len(made["input_ids"]), number)}}
+
+
+def draws(batch: Batch) -> list[int]:
+    if "drawn" not in batch.token_inputs:
+        return [100 * each + 1_000_000 * batch.repeat_of(at) for at, each in enumerate(batch.sample_ids.tolist())]
+    starts = [start for start, _ in batch.sample_bounds]
+    return [int(each) for each in batch.token_inputs["drawn"][0, starts]]
+
+
+@pytest.mark.parametrize("processor", [Drawing(), TokensProcessor()])
+def test_repeats_in_an_epoch_have_draws_of_their_own_in_any_world(root: Path, processor: Any) -> None:
+    dataset = mixed(datasets(root, processor=processor), weights={"small": 1, "large": 1})
+    last = dataset.plan.num_packs(0) // 8
+    whole, _ = read(dataset, last + 2, WORLDS[2], seen=draws)
+    drawn = Counter(number for step in range(last) for pack in whole[step] for number in pack)
+    assert max(drawn.values()) == 1
+    of_small = sorted(number for number in drawn if number // 100 % 10_000 == 7)
+    assert of_small == [700 + 1_000_000 * repeat for repeat in range(len(of_small))]
+    assert len(of_small) > 5
+    before, state = read(dataset, 3, WORLDS[0], seen=draws)
+    after, _ = read(dataset, last - 1, WORLDS[1], state, seen=draws)
+    assert before | after == whole
 
 
 def test_samples_fetches_and_drop_lists_name_the_stream(root: Path, tmp_path: Path) -> None:

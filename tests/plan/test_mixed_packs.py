@@ -92,6 +92,12 @@ def test_packs_hold_the_samples_of_the_sample_order_block_by_block(
     packs = plan.packs(epoch, 0, plan.num_packs(epoch))
     found = Counter(packs.sample_ids[packs.starts == 0].tolist())
     assert found == Counter({each: count for each, count in expected.items() if tokens[each]})
+    repeats = np.zeros_like(packs.starts) if packs.repeats is None else packs.repeats
+    named = [*zip(*(each.tolist() for each in (packs.sample_ids, repeats, packs.starts)), strict=True)]
+    pieces = {each: {start for other, _, start in named if other == each} for each in found}
+    assert sorted(named) == sorted(
+        (each, repeat, start) for each, count in found.items() for repeat in range(count) for start in pieces[each]
+    )
     assert plan.num_tokens(epoch) == packs.lengths.sum() == sum(tokens[each] * n for each, n in expected.items())
     if case.packing.overlong != "keep":
         assert (np.add.reduceat(packs.lengths, packs.offsets[:-1]) <= case.packing.packing_length).all()

@@ -210,8 +210,8 @@ def draw_blocks(packs: Sequence[Batch], draw: Draw, *, latent_size: int, timeste
     is_made: list[NDArray[Any]] = [np.zeros(0, bool)]
     number = 0
     for pack in packs:
-        for sample_id, table, dropout in _tables(pack):
-            own = partial(draw.generator, pack.source, sample_id)
+        for index, (sample_id, table, dropout) in enumerate(_tables(pack)):
+            own = partial(draw.generator, pack.source, sample_id, repeat=pack.repeat_of(index))
             kinds.append(table[:, 0])
             lengths.append(table[:, 1])
             samples.append(np.full(len(table), number))

@@ -118,7 +118,8 @@ class MaskedDiffusion(CausalLanguageModelling):
         bounds = pack.cu_seqlens[: pack.num_segments + 1].tolist()
         for segment, (start, stop) in enumerate(pairwise(bounds)):
             digest = zlib.crc32(ids[0, start:stop].tobytes())
-            rng = draw.generator(pack.source, pack.sample_of(segment), f"mask {digest}")
+            sample_id, repeat = pack.sample_of(segment), pack.repeat_of(segment)
+            rng = draw.generator(pack.source, sample_id, f"mask {digest}", repeat=repeat)
             p = self.p_min + (self.p_max - self.p_min) * rng.random()
             is_masked = (rng.random(stop - start) < p) & (labels[0, start:stop] != IGNORED_LABEL)
             weights[start:stop][is_masked] = 1 / p

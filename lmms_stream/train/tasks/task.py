@@ -120,7 +120,7 @@ class Task(Protocol):
         ...
 
 
-# Random draws of a task for a sample: by the seed of the run, the step and the sample only.
+# Random draws of a task for a sample: by the seed of the run, the step, the sample and its repeat only.
 #
 # Noise is the same for any number of ranks, any neighbours in the pack, and after a resume. Noise is never the same
 # twice, because steps have different numbers.
@@ -131,21 +131,22 @@ class Draw:
     """Random draws of a step. seed: of the run. step: number of earlier steps; None in an evaluation.
 
     Evaluations draw the same numbers for a sample each time. Streams with different names are independent. A sample is
-    identified by Batch.sample_ids and Batch.source. Tensors are on the CPU, samples in the order of the packs.
+    identified by Batch.sample_ids, source and repeats. Tensors are on the CPU, samples in the order of the packs.
     """
 
     seed: int
     step: int | None
 
-    def generator(self, source: str, sample_id: int, name: str = "noise") -> np.random.Generator:
-        """Return the generator of a sample, for any number of draws.
+    def generator(self, source: str, sample_id: int, name: str = "noise", *, repeat: int = 0) -> np.random.Generator:
+        """Return the generator of a sample, for any number of draws. repeat: see Batch.repeat_of.
 
         >>> draw = Draw(seed=0, step=7)
         >>> [int(draw.generator("data", 3).integers(100)) for _ in range(2)]
         [83, 83]
         """
         step = 0 if self.step is None else self.step + 1
-        return np.random.default_rng([self.seed, step, int(sample_id), _number(source), _number(name)])
+        key = [self.seed, step, int(sample_id), _number(source), _number(name)]
+        return np.random.default_rng([*key, repeat] if repeat else key)
 
     def normal(self, packs: Sequence[Batch], shape: Sequence[int], *, name: str = "noise") -> torch.Tensor:
         """Return N(0, 1) for each sample: float32[num_samples, *shape]."""
@@ -162,15 +163,12 @@ class Draw:
     def _of_samples(
         self, packs: Sequence[Batch], shape: Sequence[int], name: str, make: Callable[[np.random.Generator], object]
     ) -> torch.Tensor:
-        made = [make(self.generator(source, sample_id, name)) for source, sample_id in samples_of(packs)]
+        made = [
+            make(self.generator(pack.source, sample_id, name, repeat=pack.repeats[index] if pack.repeats else 0))
+            for pack in packs
+            for index, sample_id in enumerate(pack.sample_ids.tolist())
+        ]
         return torch.from_numpy(np.array(made, np.float32).reshape(len(made), *shape))
-
-
-def samples_of(packs: Sequence[Batch]) -> Iterator[tuple[str, int]]:
-    """Yield the source and id of each sample of some packs, in order."""
-    for pack in packs:
-        for sample_id in pack.sample_ids.tolist():
-            yield pack.source, sample_id
 
 
 def _number(name: str) -> int:

@@ -99,6 +99,8 @@ def test_masks_of_a_sample_are_the_same_in_any_pack_and_others_in_each_step() ->
     assert masks(pack, replace(DRAW, step=8)) != together
     assert masks(pack, replace(DRAW, seed=4)) != together
     assert masks(replace(pack, source="other")) != together
+    repeated = masks(replace(pack, repeats=[0, 1, 0, 2]))
+    assert [one == other for one, other in zip(repeated, together, strict=True)] == [True, False, True, False]
     pieces = [made[2], {**made[2], "input_ids": made[2]["input_ids"][::-1].copy()}]  # of a sample that was cut
     one, two = masks(collate_whole(pieces, [2, 2]))
     assert one != two

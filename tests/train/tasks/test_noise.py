@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,13 @@ def test_noise_does_not_depend_on_what_lies_beside_a_sample() -> None:
     assert draw.normal([pack_of()], (2, 3)).shape == (0, 2, 3)
 
 
-def test_noise_is_another_for_each_seed_step_sample_source_and_name() -> None:
+def test_noise_is_another_for_each_seed_step_sample_repeat_source_and_name() -> None:
     draw, pack = Draw(seed=3, step=5), pack_of(4)
     all_of_them = [
         draw.normal([pack], (4,)), Draw(seed=4, step=5).normal([pack], (4,)), Draw(seed=3, step=6).normal([pack], (4,)),
         Draw(seed=3, step=None).normal([pack], (4,)), draw.normal([pack_of(5)], (4,)),
         draw.normal([pack_of(4, source="other")], (4,)), draw.normal([pack], (4,), name="other"),
+        *(draw.normal([replace(pack, repeats=[number])], (4,)) for number in (1, 2)),
     ]  # fmt: skip
     assert len({tuple(each[0].tolist()) for each in all_of_them}) == len(all_of_them)
 
