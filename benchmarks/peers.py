@@ -42,7 +42,7 @@ def gain(lengths: np.ndarray, *, shards: int, canonical_nodes: int, block: int, 
     sources = Sources(
         plans={"data": plan},
         shards={"data": ShardCosts(stored, stored, np.ones(shards, np.int64))},
-        zip_bytes={"data": 0},
+        zip_bytes={"data": [0]},
         index_bytes=0,
         fills=True,
         reads_media=False,

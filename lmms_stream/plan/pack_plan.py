@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,12 @@ class PackPlan:
         """Return the most pieces of a sample in packs; 1 for an overlong sample that is dropped."""
         is_split = self.packing.overlong == "split"
         return max(1, -(-int(self.lengths[sample_id]) // self.least_length)) if is_split else 1
+
+    @property
+    def stream_shards(self) -> list[slice]:
+        """Shards of each stream, in turn; a plan without streams is a single stream."""
+        bounds = [0, len(self.samples_per_shard)] if self.streams is None else self.streams.first_shards.tolist()
+        return [slice(first, stop) for first, stop in pairwise(bounds)]
 
     def streams_of(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the stream of each sample: int64, of the same shape; zeros without streams."""

@@ -65,8 +65,9 @@ def test_the_commands_show_each_dataset(run: Path, capsys: pytest.CaptureFixture
     assert [each["token_share"] for each in streams] == pytest.approx([1 / 3] * 3, abs=0.01)
     assert main(["ledger", str(run), "--sample", "middle:5"]) == 0
     assert "sample 25 of data, middle:5" in capsys.readouterr().out
-    assert main(["simulate", str(run), "--nodes", "1", "--gpus", "1"]) != 0
-    assert "3 streams: open each by itself" in " ".join(capsys.readouterr().err.split())
+    assert main(["simulate", str(run), "--nodes", "1", "--gpus", "1", "--json"]) == 0
+    simulation = json.loads(capsys.readouterr().out)["simulation"]
+    assert (simulation["num_samples"], simulation["num_steps"]) == (sum(SIZES.values()), TRAIN["max_steps"])
 
 
 def test_a_runs_file_and_a_loader_have_the_same_packs(run: Path) -> None:

@@ -78,7 +78,7 @@ def test_shards_have_the_bytes_of_the_description() -> None:
     assert len(shards.stored) == len(plan.samples_per_shard) == pytest.approx(100_000 * 2500 / (1 << 20), abs=2)
     assert shards.stored[:-1] == pytest.approx(1 << 20, rel=0.01)
     assert shards.loaded == pytest.approx(shards.stored / 2, rel=0.01)
-    assert sources.zip_bytes == {"text": int(shards.loaded.max())}
+    assert sources.zip_bytes == {"text": [int(shards.loaded.max())]}
     assert int(plan.samples_per_shard.sum()) == 100_000
 
 

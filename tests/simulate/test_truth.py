@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from lmms_stream.errors import ConfigError
 from lmms_stream.loader.loader import PackedLoader
+from lmms_stream.mds.core import PackedDataset
+from lmms_stream.mds.mixed import mixed
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
@@ -169,6 +172,51 @@ def test_requests_to_a_real_server_are_those_foretold(s3_folder: str, tmp_path: 
     assert [node.download_bytes for node in told.nodes] == [
         sum(sizes[name] * count for name, count in each.items()) for each in found
     ]
+
+
+@pytest.mark.parametrize(("cache_limit", "epochs"), [(None, 1), (True, 2)])
+def test_nodes_download_of_mixed_datasets_what_was_foretold(
+    folder: Path, tmp_path: Path, cache_limit: bool | None, epochs: int
+) -> None:
+    """With the least cache_limit about as often: threads fetch ahead while others read."""
+    write_tokens(tmp_path / "small", num_samples=120)
+    stores = {"large": LocalStorage(folder), "small": LocalStorage(tmp_path / "small")}
+    order = OrderConfig(seed=5, num_canonical_nodes=2, shuffle_block_size=100)
+
+    def opened(node: int, limit: int | None = None) -> PackedDataset:
+        nodes = {
+            name: open_node(each, tmp_path / f"{name}-{node}", order=order, cache_limit=limit, world=World())
+            for name, each in stores.items()
+        }
+        return mixed(nodes, weights={"large": 2, "small": 1})
+
+    num_nodes = 1 if cache_limit else 2
+    cluster = Cluster(num_nodes=num_nodes, gpus_per_node=1, num_workers=0)
+    simulated = opened(9)
+    told = simulate(simulated, cluster, global_batch=24, epochs=epochs)
+    assert told.num_samples == 3120
+    limit = told.least_cache_bytes if cache_limit else None
+    if limit is not None:
+        with pytest.raises(ConfigError, match=rf"cache_limit is {limit - 1} bytes, .* raise it to {limit},"):
+            PackedLoader(opened(8, limit - 1), global_batch=24, world=World())
+        told = simulate(simulated, dataclasses.replace(cluster, cache=limit), global_batch=24, epochs=epochs)
+    found = []
+    for node in range(num_nodes):
+        loader = PackedLoader(
+            opened(node, limit), global_batch=24, world=World(rank=node, world_size=num_nodes, num_nodes=num_nodes)
+        )
+        for _ in range(epochs):
+            assert sum(1 for _ in loader)
+        for name in stores:
+            keys = Counter((tmp_path / f"{name}-{node}.log").read_text().split())
+            found += [(name, key) for key in keys.elements() if key.endswith(".mds")]
+    names = [(name, info.name) for name, one in zip(stores, simulated.stored, strict=True) for info in one.shards]
+    counts = Counter(found)
+    if cache_limit:
+        assert told.num_again > len(names) / 4
+        assert len(found) == pytest.approx(told.num_downloads, rel=0.1)
+    else:
+        assert [counts[each] for each in names] == told.shard_downloads.tolist()
 
 
 def test_each_source_has_a_cache_of_its_own(folder: Path, tmp_path: Path) -> None:

@@ -251,7 +251,8 @@ def _of_run(options: argparse.Namespace) -> tuple[Sources, Cluster, Steps]:
         raise ConfigError(f"{options.dataset} already sets this: leave {given[0]} out")
     run = open_run(Path(options.dataset), is_stored=True)
     train = run.train
-    sources = Sources.of(run.datasets, weights=train.weights, max_epochs=train.max_epochs, balance=train.balance)
+    weights = None if train.mixing == "samples" else train.weights  # the plan has them
+    sources = Sources.of(run.datasets, weights=weights, max_epochs=train.max_epochs, balance=train.balance)
     epochs, max_steps = train.num_train_epochs or 1, train.max_steps
     peers = all(each.fetch.peers for each in run.datasets.values())
     cluster = _cluster(options, num_workers=train.num_workers, replication=train.group_ranks, peers=peers)

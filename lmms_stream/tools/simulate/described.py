@@ -140,7 +140,7 @@ def describe(
         shards=shards,
         limits=dict.fromkeys(plans, fetch.limit_bytes),
         zip_bytes={
-            name: int(shards[name].loaded.max()) if source.compression < 1 else 0
+            name: [int(shards[name].loaded.max()) if source.compression < 1 else 0]
             for name, source in described.sources.items()
         },
         index_bytes=of_index + of_lengths,

@@ -175,16 +175,21 @@ class WindowTimes:
     def _least_caches(self, num_packs: int, *, global_batch: int) -> dict[str, int]:
         """Least cache limit of each source. num_packs: number of packs ahead for the workers of a node."""
         return {
-            name: least_cache_limit(
-                self._sources.shards[name].stored,
-                plan.samples_per_shard,
-                zip_bytes=self._sources.zip_bytes[name],
-                block=plan.order.shuffle_block_size,
-                num_canonical_nodes=plan.num_canonical_nodes,
-                num_served=most_served(
-                    nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
-                ),
-                samples_ahead=self._sources.mixture.samples_ahead(name, num_packs, epoch=0, global_batch=global_batch),
+            name: sum(
+                least_cache_limit(
+                    self._sources.shards[name].stored[at],
+                    plan.samples_per_shard[at],
+                    zip_bytes=zip_bytes,
+                    block=plan.order.shuffle_block_size,
+                    num_canonical_nodes=plan.num_canonical_nodes,
+                    num_served=most_served(
+                        nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
+                    ),
+                    samples_ahead=self._sources.mixture.samples_ahead(
+                        name, num_packs, epoch=0, global_batch=global_batch
+                    ),
+                )
+                for at, zip_bytes in zip(plan.stream_shards, self._sources.zip_bytes[name], strict=True)
             )
             for name, plan in self._sources.plans.items()
         }
@@ -236,7 +241,7 @@ def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes
     replayed = planned = 0.0
     for plan in mixture.plans.values():
         nodes = plan.num_canonical_nodes
-        block = min(plan.order.shuffle_block_size, -(-plan.num_samples // nodes))
+        block = min(plan.order.shuffle_block_size, -(-plan.epoch_size // nodes))
         kept = min(plan.kept_segments, nodes * block)
         if kept < nodes * block:
             total += nodes * min(plan.packing.samples_at_once or block, block) * CARRIED_BYTES
@@ -244,7 +249,9 @@ def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes
         of_shard = SHARD_BYTES if num_shards <= LONG_INDEX else MAPPED_SHARD_BYTES
         total += kept * SEGMENT_BYTES + num_shards * of_shard
         replayed = max(replayed, block * REPLAY_BYTES)
-        planned = max(planned, plan.num_samples * min(1.0, STRETCH_PACKS / num_packs) * PLANNED_BYTES)
+        if plan.streams is not None:  # lengths are joined in memory
+            total += plan.lengths.nbytes
+        planned = max(planned, plan.epoch_size * min(1.0, STRETCH_PACKS / num_packs) * PLANNED_BYTES)
     longest = max(plan.longest_pack for plan in mixture.plans.values())
     return round(total + replayed + planned) + makes_batches * num_items * packs_per_item * longest * TOKEN_BYTES
 

@@ -108,7 +108,7 @@ class Needs:
     def _steps_per_stretch(self, cursor: Cursor) -> int:
         plans = self.mixture.plans
         per_pack = max(
-            plan.num_samples / self.mixture.plan_of(name, at).num_packs(at.epoch)
+            plan.epoch_size / self.mixture.plan_of(name, at).num_packs(at.epoch)
             for name, plan in plans.items()
             for at in [cursor.sources[name]]
         )

@@ -158,18 +158,18 @@ def _count_steps(sources: Sources, steps: Steps) -> int:
 def _windows(sources: Sources, steps: Steps, total: int) -> list[_StepWindow]:
     """Windows to simulate: all steps, or rounds through the blocks."""
     plans = sources.plans.values()
-    in_epoch = sum(plan.num_packs(0) for plan in plans) / sources.num_samples
+    in_epoch = sum(plan.num_packs(0) for plan in plans) / sources.epoch_size
     num_seen = total * steps.global_batch / in_epoch
     if num_seen <= steps.max_samples:
         return [_StepWindow(warm=0, first=0, stop=total)]
     if steps.epochs > 1:
         raise ConfigError(
-            f"{steps.epochs} epochs of {sources.num_samples} samples are more than max_samples {steps.max_samples}, "
+            f"{steps.epochs} epochs of {sources.epoch_size} samples are more than max_samples {steps.max_samples}, "
             "and a simulation of windows cannot know what a cache keeps from one epoch to the next: simulate one "
             f"epoch, or raise max_samples to {math.ceil(num_seen)}"
         )
     per_round = sum(
-        plan.num_canonical_nodes * min(plan.order.shuffle_block_size, plan.num_samples // plan.num_canonical_nodes)
+        plan.num_canonical_nodes * min(plan.order.shuffle_block_size, plan.epoch_size // plan.num_canonical_nodes)
         for plan in plans
     )
     length = max(1, math.ceil(per_round * in_epoch / steps.global_batch))
@@ -195,8 +195,9 @@ def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache
     for number, (name, limit) in enumerate(sources.limits_on(cluster).items()):
         sizes = sources.shards[name].stored
         if limit is not None:
+            is_mixed = sources.plans[name].streams is not None
             outlooks = [
-                SimulatedOutlook(
+                None if is_mixed else SimulatedOutlook(
                     sources, name, node * len(group_nodes) // cluster.num_nodes,
                     nodes=group_nodes, limit_bytes=limit, margin_steps=margin,
                 )

@@ -37,20 +37,27 @@ class ShardCosts:
     loaded: NDArray[np.int64]
     requests: NDArray[np.int64]
 
+    @staticmethod
+    def joined(parts: Sequence[ShardCosts]) -> ShardCosts:
+        return ShardCosts(*(np.concatenate([getattr(each, name) for each in parts]) for name in ShardCosts.__slots__))
+
+    def part(self, shards: slice) -> ShardCosts:
+        return ShardCosts(self.stored[shards], self.loaded[shards], self.requests[shards])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
     """Plans by name, with the shards of all of them. limits: the cache_limit of each, in bytes.
 
-    zip_bytes: of the largest compressed shard of each plan. fills: workers only fetch shards, for their processors read
-    packs straight from them. reads_media: of any source. downloads_at_once, shards_ahead: of each worker, see
-    FetchConfig's threads and ahead. make_plan: a plan of other settings, from what PackPlan takes.
+    zip_bytes: of the largest compressed shard of each stream of each plan. fills: workers only fetch shards, for their
+    processors read packs straight from them. reads_media: of any source. downloads_at_once, shards_ahead: of each
+    worker, see FetchConfig's threads and ahead. make_plan: a plan of other settings, from what PackPlan takes.
     """
 
     plans: Mapping[str, PackPlan]
     shards: Mapping[str, ShardCosts]
     limits: Mapping[str, int | None]
-    zip_bytes: Mapping[str, int]
+    zip_bytes: Mapping[str, Sequence[int]]
     index_bytes: int
     fills: bool
     reads_media: bool
@@ -78,14 +85,14 @@ class Sources:
                     f"packs of lanes are not known beforehand ({name!r}): set packing_mode plan, and write a lengths "
                     "index with lmms-stream index"
                 )
-        listed = {name: core.one.shards for name, core in cores.items()}
+        listed = {name: [stored.shards for stored in core.stored] for name, core in cores.items()}
         plans = {name: core.plan for name, core in cores.items()}
-        num_bytes = sum(each.index_bytes for each in listed.values())
+        num_bytes = sum(each.index_bytes for streams in listed.values() for each in streams)
         return Sources(
             plans=plans,
-            shards={name: _shards(each) for name, each in listed.items()},
+            shards={name: ShardCosts.joined([_shards(each) for each in streams]) for name, streams in listed.items()},
             limits={name: core.fetch.limit_bytes for name, core in cores.items()},
-            zip_bytes={name: int(each.zip_sizes.max()) for name, each in listed.items()},
+            zip_bytes={name: [int(each.zip_sizes.max()) for each in streams] for name, streams in listed.items()},
             index_bytes=num_bytes + sum(plan.lengths.nbytes for plan in plans.values()),
             fills=all(_fills(core) for core in cores.values()),
             reads_media=any(plan.index.patches is not None for plan in plans.values()),
@@ -115,8 +122,7 @@ class Sources:
     @cached_property
     def all_shards(self) -> ShardCosts:
         """Shards of all sources, concatenated."""
-        columns = zip(*(dataclasses.astuple(each) for each in self.shards.values()), strict=True)
-        return ShardCosts(*map(np.concatenate, columns))
+        return ShardCosts.joined([*self.shards.values()])
 
     def limits_on(self, cluster: Cluster) -> Mapping[str, int | None]:
         """The cache_limit of each source on a cluster: of caches of their own, as those of loaders are."""
@@ -126,20 +132,31 @@ class Sources:
     def num_samples(self) -> int:
         return sum(plan.num_samples for plan in self.plans.values())
 
+    @property
+    def epoch_size(self) -> int:
+        """Number of samples of an epoch of all sources."""
+        return sum(plan.epoch_size for plan in self.plans.values())
+
     def with_setting(self, name: str, value: int | str) -> Sources:
         """Return the sources with another value of a setting in COMPARED; ConfigError for other settings."""
         if name not in COMPARED:
             raise ConfigError(f"{name} cannot be compared: choose one of {', '.join(COMPARED)}")
         plans, shards = dict(self.plans), dict(self.shards)
         for source, plan in self.plans.items():
-            samples, order, packing = plan.samples_per_shard, plan.order, plan.packing
+            samples, order, packing, streams = plan.samples_per_shard, plan.order, plan.packing, plan.streams
             if name == "shard_bytes":
-                samples, shards[source] = _cut_anew(samples, shards[source], parse_bytes(value, name=name))
+                num_bytes = parse_bytes(value, name=name)
+                cut = [_cut_anew(samples[at], shards[source].part(at), num_bytes) for at in plan.stream_shards]
+                samples = np.concatenate([each for each, _ in cut])
+                shards[source] = ShardCosts.joined([each for _, each in cut])
+                if streams is not None:
+                    streams = streams._replace(num_shards=tuple(len(each) for each, _ in cut))
             elif name == "packing_length":
                 packing = packing.of_length(_count(name, value))
             else:
                 order = _with_order(order, name, _count(name, value))
-            plans[source] = self.make_plan(plan.index, samples, order=order, packing=packing)
+            of_streams = {} if streams is None else {"streams": streams}
+            plans[source] = self.make_plan(plan.index, samples, order=order, packing=packing, **of_streams)
         return dataclasses.replace(self, plans=plans, shards=shards)
 
 
@@ -160,7 +177,7 @@ def _fills(core: PackedDataset) -> bool:
     """Whether packs are made straight from the shards; without a processor: whether they hold tokens."""
     if core.processor is not None:
         return isinstance(core.processor, PackFiller)
-    return "input_ids" in core.one.shards[0].columns.names
+    return all("input_ids" in stored.shards[0].columns.names for stored in core.stored)
 
 
 def _shards(listed: ShardList) -> ShardCosts:
