@@ -59,7 +59,8 @@ def test_the_ledger_of_a_runs_file_counts_and_names_samples_by_dataset(run: Path
 
 def test_the_commands_show_each_dataset(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(run), "--json"]) == 0
-    streams = json.loads(capsys.readouterr().out)["streams"]
+    planned = json.loads(capsys.readouterr().out)
+    streams = planned["streams"]
     assert [each["stream"] for each in streams] == [*SIZES]
     assert sum(each["num_samples"] for each in streams) == sum(SIZES.values())
     assert [each["token_share"] for each in streams] == pytest.approx([1 / 3] * 3, abs=0.01)
@@ -67,7 +68,7 @@ def test_the_commands_show_each_dataset(run: Path, capsys: pytest.CaptureFixture
     assert "sample 25 of data, middle:5" in capsys.readouterr().out
     assert main(["simulate", str(run), "--nodes", "1", "--gpus", "1", "--json"]) == 0
     simulation = json.loads(capsys.readouterr().out)["simulation"]
-    assert (simulation["num_samples"], simulation["num_steps"]) == (sum(SIZES.values()), TRAIN["max_steps"])
+    assert (simulation["num_samples"], simulation["num_steps"]) == (sum(SIZES.values()), planned["steps"]["num_steps"])
 
 
 def test_a_runs_file_and_a_loader_have_the_same_packs(run: Path) -> None:
