@@ -133,6 +133,20 @@ def test_a_step_adds_up_the_objectives_of_a_task(tmp_path: Path, per_device_batc
     assert record["grad_norm"] == pytest.approx(float(torch.stack(norms).norm()), rel=1e-5)
 
 
+def test_an_evaluation_of_a_mixture_of_experts_needs_no_loss_of_its_router(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "data", num_samples=20)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1, eval_dataset={}, learning_rate=0.0)
+    settings = yaml.safe_load(run.read_text())
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": 0.3, "num_key_value_heads": 2}
+    settings["model"]["config"] |= experts
+    run.write_text(yaml.safe_dump(settings))
+    trainer = trainer_of(run)
+    trainer.train()
+    record, evaluation = read_log(tmp_path / "default")
+    assert [each.name for each in trainer.steps.objectives] == ["tokens", "router"]
+    assert evaluation["eval_loss"] == pytest.approx(record["loss"], rel=1e-6)
+
+
 def test_a_task_without_an_objective_that_is_logged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task Unlogged has no objective for the log: set its objective"):
         trainer_of(mixed_run(tmp_path), task=Unlogged()).build()

@@ -17,7 +17,7 @@ from ..model.model import PackedModel
 from ..run.phases import Phases
 from .preference import StepPasses
 from .reference import Reference
-from .task import Draw, LossSum, Task, described, on_device
+from .task import Draw, LossSum, Objective, Task, described, on_device
 
 Losses = Callable[[PackedModel, Batch, Sequence[Batch], Mapping[str, float]], Mapping[str, LossSum]]
 
@@ -116,7 +116,7 @@ class TaskSteps:
             self._begin_pass(index == len(passes) - 1)
             joined = next(batches)
             with self._phases.doing("forward"):
-                sums = self._sums(joined, together, by_name)
+                sums = self._sums(joined, together, by_name, self.objectives)
             learnt = zip(self.objectives, scales, strict=True)
             loss = sum(sums[each.name].total * scale for each, scale in learnt if not each.is_figure)
             assert isinstance(loss, torch.Tensor)
@@ -135,13 +135,15 @@ class TaskSteps:
         self.draw = replace(self.draw, step=None)
         self._prepare([[pack]], is_training=False)
         units = {name: float(count) for name, count in self._task.units(pack).items()}
-        sums = self._sums(self._joined([pack]).to(self._device), [pack], units)
+        sums = self._sums(self._joined([pack]).to(self._device), [pack], units, self.logged)
         return [sums[each.name].of_packs.sum() for each in self.logged]
 
-    def _sums(self, joined: Batch, packs: Sequence[Batch], units: Mapping[str, float]) -> Mapping[str, LossSum]:
-        """Return the sums of each objective; ConfigError if the task or compute_loss returns anything else."""
+    def _sums(
+        self, joined: Batch, packs: Sequence[Batch], units: Mapping[str, float], needed: Sequence[Objective]
+    ) -> Mapping[str, LossSum]:
+        """Return the sums of needed objectives; ConfigError if the task or compute_loss returns anything else."""
         sums: object = self._losses(self._model, joined, packs, units)
-        for each in self.objectives:
+        for each in needed:
             found = sums.get(each.name) if isinstance(sums, Mapping) else None
             if not (
                 isinstance(found, LossSum)
