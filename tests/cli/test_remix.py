@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,45 @@ def test_a_change_is_told_before_the_resume_and_is_what_the_resumed_run_reads(
     assert {name: each["num_unread_samples"] for name, each in told["sources"].items()} == {
         name: each.num_unseen for name, each in amounts.items()
     }
+
+
+def test_a_change_of_a_run_of_mixed_samples_is_told_for_each_dataset(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = {name: dataset(config.parent / name) for name in "abc"}
+    mixing = {"mixing": "samples", "weights": {"a": 2, "b": 1, "c": 1}, "output_dir": str(tmp_path / "run")}
+    run = with_settings(config, tmp_path / "run.yaml", datasets=datasets, **mixing)
+    trainer_of(run).train()
+    end_distributed()
+    (tmp_path / "drop").write_text("".join(f"c:{number}\n" for number in range(20)))
+    change = ["train.global_batch=6", "train.max_steps=12", f"train.bad_samples.drop={tmp_path / 'drop'}"]
+    told = planned(capsys, str(run), *change, "--from", str(tmp_path / "run"))
+    assert (told["first"], told["stop"], told["global_batch_before"], told["global_batch"]) == (4, 12, 4, 6)
+    sources = told["sources"]
+    assert {name: each["status"] for name, each in sources.items()} == dict.fromkeys("abc", "kept")
+    assert sum(each["packs_per_step"] for each in sources.values()) == pytest.approx(6, abs=0.5)
+    assert [each["token_share"] for each in sources.values()] == pytest.approx([0.5, 0.25, 0.25], abs=0.05)
+    before = Counter(name for record in read_log(tmp_path / "run") for name in record["sample_ids"])
+    trainer_of(run, *change).train()
+    end_distributed()
+    whole = Counter(name for record in read_log(tmp_path / "run") for name in record["sample_ids"])
+    read = whole - before
+    for name, each in sources.items():
+        of_name = {sample: count for sample, count in read.items() if sample.startswith(f"{name}:")}
+        assert each["num_samples"] == sum(of_name.values()) > 0
+        assert each["num_new_samples"] == sum(sample not in before for sample in of_name)
+        assert each["num_repeated_samples"] == each["num_samples"] - each["num_new_samples"]
+    dropped = sum(count for sample, count in read.items() if sample in {f"c:{number}" for number in range(20)})
+    assert [each["num_left_out_samples"] for each in sources.values()] == [0, 0, dropped]
+    assert dropped > 20  # some twice
+    amounts = Ledger(tmp_path / "run").amounts()
+    assert {name: each["num_unread_samples"] for name, each in sources.items()} == {
+        name: each.num_unseen for name, each in amounts.items()
+    }
+    assert main(["plan", str(run), "--from", str(tmp_path / "run"), "--weights", "a=1,b=1", "--steps", "3"]) == 1
+    assert "they differ in the shards (dataset), or the samples of its streams" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_the_table_and_the_line_of_each_source_say_it_for_people(

@@ -14,7 +14,7 @@ from ...plan.ledger import PackEntry, Ranges, StepEntry, StepLookup, Stretch
 from ...plan.left_out import Kind, LeftOut
 from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan, packed_tokens
-from ...plan.packing import PackRange
+from ...plan.packing import PackRange, ends_of
 from ...plan.windows import WindowedMixture
 
 
@@ -45,8 +45,7 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
     """Amounts of each source of the run in the steps before `step`."""
     cursor = ledger.cursor(step)
     skipped = _skipped(ledger, step)
-    names = [name for each in ledger.stretches if each.cursor.step <= step for name in each.mixture.plans]
-    plans = {name: ledger.plan_before(name, step) for name in dict.fromkeys(names)}
+    plans = _plans(ledger, step)
     windows = _in_window(ledger.stretch(step).mixture, cursor)
     mixed = {name: plan for name, plan in plans.items() if plan.streams is not None}
     found = {
@@ -54,13 +53,12 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
         for name, plan in plans.items()
         if name not in mixed
     }
-    of_streams: dict[str, SourceAmounts] = {}
+    by_source: dict[str, list[SourceAmounts]] = {}
     for name, plan in mixed.items():
         lost = [(left_out or LeftOut()).of_kind(kind).of_source(name).at_step(step - 1) for kind in _LEFT_OUT]
         entries = _skipped_entries(ledger, step, name)
-        at = cursor.sources[name]
-        for stream, each in _of_streams(plan, at, windows.get(name), entries, lost=lost).items():
-            of_streams[stream if len(plans) == 1 else f"{name}/{stream}"] = each
+        by_source[name] = _of_streams(plan, cursor.sources[name], windows.get(name), entries, lost=lost)
+    of_streams = {label: by_source[name][stream] for label, (name, stream) in mixed_streams(ledger, step).items()}
     if not left_out:
         return found | of_streams
     return of_streams | {
@@ -70,6 +68,22 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
             num_dropped=len(left_out.of_kind("dropped").of_source(name).at_step(step - 1)),
         )
         for name, each in found.items()
+    }
+
+
+def _plans(ledger: StepLookup, step: int) -> dict[str, PackPlan]:
+    names = [name for each in ledger.stretches if each.cursor.step <= step for name in each.mixture.plans]
+    return {name: ledger.plan_before(name, step) for name in dict.fromkeys(names)}
+
+
+def mixed_streams(ledger: StepLookup, step: int) -> dict[str, tuple[str, int]]:
+    """Return source and number of each stream of mixed sources, by its name in amounts_of."""
+    plans = _plans(ledger, step)
+    return {
+        stream if len(plans) == 1 else f"{name}/{stream}": (name, number)
+        for name, plan in plans.items()
+        if plan.streams is not None
+        for number, stream in enumerate(plan.streams.names)
     }
 
 
@@ -198,6 +212,7 @@ def _skipped_steps(ledger: StepLookup, stop: int) -> Iterator[StepEntry]:
 
 _LEFT_OUT: tuple[Kind, Kind] = ("quarantined", "dropped")
 _AT_ONCE = 1 << 12  # packs to make together
+_Numbers = NDArray[np.int64]
 
 
 def _of_streams(
@@ -207,7 +222,7 @@ def _of_streams(
     skipped: Sequence[PackEntry],
     *,
     lost: Sequence[NDArray[np.int64]],
-) -> dict[str, SourceAmounts]:
+) -> list[SourceAmounts]:
     """Amounts of each stream of a source, from all packs before a step, which are made again.
 
     skipped: packs of skipped steps. lost: ids of quarantined, and of dropped samples.
@@ -223,14 +238,8 @@ def _of_streams(
         into[1] += np.bincount(streams, tokens, minlength=num_streams).astype(np.int64)  # type: ignore[arg-type]
         seen[ids] = True
 
-    begin = at if window is None else window.begin
-    for epoch in range(begin.epoch + 1):
-        stop = plan.num_packs(epoch) if epoch < begin.epoch else begin.packs
-        for first in range(0, stop, _AT_ONCE):
-            packs = plan.packs(epoch, first, min(stop, first + _AT_ONCE))
-            add(read, packs.sample_ids, packs.starts, packs.lengths)
-    if window is not None:
-        add(read, *window.segments)
+    for segments in _segments_before(plan, at, window):
+        add(read, *segments)
     for each in skipped:
         add(passed, each.sample_ids, each.starts, each.lengths)
     ids = np.arange(plan.num_samples)
@@ -239,8 +248,8 @@ def _of_streams(
         np.bincount(plan.streams_of(each), minlength=num_streams).tolist()
         for each in (ids, ids[is_packed], ids[seen], *lost)
     )
-    return {
-        name: SourceAmounts(
+    return [
+        SourceAmounts(
             epochs=int(read[0, number]) / max(1, packed[number]),
             num_samples=int(read[0, number] - passed[0, number]),
             num_tokens=int(read[1, number] - passed[1, number]),
@@ -252,8 +261,46 @@ def _of_streams(
             num_quarantined=out[0][number],
             num_dropped=out[1][number],
         )
-        for number, name in enumerate(plan.streams.names)
-    }
+        for number in range(num_streams)
+    ]
+
+
+def _segments_before(plan: PackPlan, at: SourceCursor, window: _InWindow | None) -> Iterator[tuple[_Numbers, ...]]:
+    """Yield sample ids, starts and lengths of the segments before a cursor, of some packs at a time."""
+    begin = at if window is None else window.begin
+    for epoch in range(begin.epoch + 1):
+        stop = plan.num_packs(epoch) if epoch < begin.epoch else begin.packs
+        for first in range(0, stop, _AT_ONCE):
+            packs = plan.packs(epoch, first, min(stop, first + _AT_ONCE))
+            yield packs.sample_ids, packs.starts, packs.lengths
+    if window is not None:
+        yield window.segments
+
+
+def seen_tokens_of_streams(ledger: StepLookup, source: str, step: int) -> _Numbers:
+    """Return the different tokens of each stream of a source in the packs before a step: int64[num_streams]."""
+    cursor, plan = ledger.cursor(step), ledger.plan_before(source, step)
+    assert plan.streams is not None
+    limit = plan.packing.packing_length
+    pieces = np.ones(plan.num_samples, np.int64)
+    if plan.packing.overlong == "split":
+        pieces = np.maximum(1, -(-np.asarray(plan.lengths, np.int64) // limit))
+    firsts = ends_of(pieces)[:-1]  # of each sample, among the pieces of all
+    seen = np.zeros(int(pieces.sum()), np.int64)
+    window = _in_window(ledger.stretch(step).mixture, cursor).get(source)
+    for ids, starts, lengths in _segments_before(plan, cursor.sources[source], window):
+        seen[firsts[ids] + starts // limit] = lengths
+    of_samples = np.add.reduceat(seen, firsts)
+    streams = plan.streams_of(np.arange(plan.num_samples))
+    return np.bincount(streams, of_samples, minlength=len(plan.streams.names)).astype(np.int64)
+
+
+def tokens_of_streams(plan: PackPlan) -> _Numbers:
+    """Return the tokens of all samples of each stream in packs, each sample once: int64[num_streams]."""
+    assert plan.streams is not None
+    tokens = packed_tokens(plan.index, slice(None), packing=plan.packing)
+    streams = plan.streams_of(np.arange(plan.num_samples))
+    return np.bincount(streams, tokens, minlength=len(plan.streams.names)).astype(np.int64)
 
 
 def _skipped_entries(ledger: StepLookup, stop: int, source: str) -> list[PackEntry]:

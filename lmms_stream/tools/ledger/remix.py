@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,12 +13,20 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ...plan.cursor import Cursor, SourceCursor
 from ...plan.ledger import Ranges, StepLookup, Stretch
-from ...plan.left_out import LeftOut
+from ...plan.left_out import LeftOut, LeftOutIds
 from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan
 from ...plan.source_ranges import SourceRange
 from ...plan.windows import WindowedMixture
-from .amounts import SourceAmounts, amounts_of, seen_tokens, steps_to_end
+from .amounts import (
+    SourceAmounts,
+    amounts_of,
+    mixed_streams,
+    seen_tokens,
+    seen_tokens_of_streams,
+    steps_to_end,
+    tokens_of_streams,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +35,12 @@ class SourceChange:
 
     status: kept, added (the run has read nothing of it so far) or removed (nothing of it is read any more).
     token_share: of what these steps read, and token_share_before, of what they would read with the settings that the
-    run had. packs_per_step: on average. num_samples, num_tokens: read by these steps; num_left_out_samples,
-    num_left_out_tokens: of those, what is padding, because it is left out. Of them and of those that skipped
-    steps pass over (num_skipped_tokens), num_new_samples and num_new_tokens were never read before, and
-    num_repeated_samples and num_repeated_tokens were. num_unread_samples, num_unread_tokens: those that no step before
-    `stop` reads. epochs_before, epochs_after: as SourceAmounts.epochs, before `first` and before `stop`. ends_at_step:
-    the step with its last pack, where max_epochs ends it.
+    run had. packs_per_step: on average; of a stream, its share of the packs by tokens. num_samples, num_tokens: read by
+    these steps; num_left_out_samples, num_left_out_tokens: of those, what is padding, because it is left out. Of them
+    and of those that skipped steps pass over (num_skipped_tokens), num_new_samples and num_new_tokens were never read
+    before, and num_repeated_samples and num_repeated_tokens were. num_unread_samples, num_unread_tokens: those that no
+    step before `stop` reads. epochs_before, epochs_after: as SourceAmounts.epochs, before `first` and before `stop`.
+    ends_at_step: the step with its last pack, where max_epochs ends it.
     """
 
     status: str
@@ -108,19 +116,26 @@ def describe_change(before: StepLookup, after: StepLookup, *, stop: int, left_ou
         )
     shares = _shares(amounts_of(before, first), amounts_of(before, stop))
     started, ended = amounts_of(after, first), amounts_of(after, stop)
-    begin, end = after.cursor(first), after.cursor(stop)
+    tokens = _tokens_by_name(after, (first, stop), [*ended])
+    streams = mixed_streams(after, stop)
     sources = {
         name: _of_source(
             after,
-            name,
-            (begin.sources[name], end.sources[name]),
+            streams.get(name, (name, None)),
             (started[name], ended[name]),
             shares=(shares.get(name, 0.0), share),
+            tokens=tokens[name],
             stop=stop,
             left_out=left_out or LeftOut(),
         )
         for name, share in _shares(started, ended).items()
     }
+    for source in {source for source, _ in streams.values()}:  # its streams share its packs
+        mine = [name for name, (other, _) in streams.items() if other == source]
+        total = sum(sources[name].token_share for name in mine) or 1
+        for name in mine:
+            found = sources[name]
+            sources[name] = replace(found, packs_per_step=found.packs_per_step * found.token_share / total)
     return Change(
         first=first,
         stop=stop,
@@ -128,16 +143,43 @@ def describe_change(before: StepLookup, after: StepLookup, *, stop: int, left_ou
         global_batch_before=old.global_batch,
         global_batch=stretch.global_batch,
         sources=sources,
-        phases=_phases(after, stop),
+        phases=_phases(after, {first: started, stop: ended}),
     )
 
 
-def _phases(ledger: StepLookup, stop: int) -> list[WeightPhase]:
-    """The steps of the last stretch before `stop`, by the phases of its weights."""
+class _Tokens(NamedTuple):
+    """Different tokens of a source or stream before two steps, and in all."""
+
+    seen: tuple[int, int]
+    num_tokens: int
+
+
+def _tokens_by_name(ledger: StepLookup, steps: tuple[int, int], names: Sequence[str]) -> dict[str, _Tokens]:
+    """Return the tokens of each source and stream, by the names of amounts_of."""
+    first, stop = steps
+    streams = mixed_streams(ledger, stop)
+    found = {}
+    for name in names:
+        if name not in streams:
+            seen = seen_tokens(ledger, name, first), seen_tokens(ledger, name, stop)
+            found[name] = _Tokens(seen, ledger.plan_before(name, stop).num_tokens(0))
+    for source in {source for source, _ in streams.values()}:
+        was, is_now = (seen_tokens_of_streams(ledger, source, step).tolist() for step in steps)
+        total = tokens_of_streams(ledger.plan_before(source, stop)).tolist()
+        found |= {
+            name: _Tokens((was[number], is_now[number]), total[number])
+            for name, (other, number) in streams.items()
+            if other == source
+        }
+    return found
+
+
+def _phases(ledger: StepLookup, amounts: dict[int, Mapping[str, SourceAmounts]]) -> list[WeightPhase]:
+    """The steps of the last stretch, by the phases of its weights. amounts: before its first and last step."""
     stretch = ledger.stretches[-1]
-    first = stretch.cursor.step
+    first, stop = amounts
     starts = [step for step, _ in stretch.mixture.schedule or () if first < step < stop]
-    amounts = {step: amounts_of(ledger, step) for step in (first, *starts, stop)}
+    amounts = {first: amounts[first], **{step: amounts_of(ledger, step) for step in starts}, stop: amounts[stop]}
     return [
         WeightPhase(first=begin, stop=end, token_shares=_shares(amounts[begin], amounts[end]))
         for begin, end in pairwise(amounts)
@@ -146,24 +188,28 @@ def _phases(ledger: StepLookup, stop: int) -> list[WeightPhase]:
 
 def _of_source(
     ledger: StepLookup,
-    name: str,
-    cursors: tuple[SourceCursor, SourceCursor],
+    source: tuple[str, int | None],
     amounts: tuple[SourceAmounts, SourceAmounts],
     *,
     shares: tuple[float, float],
+    tokens: _Tokens,
     stop: int,
     left_out: LeftOut,
 ) -> SourceChange:
-    """cursors, amounts: of the source, before the change and at its end; shares: with the old settings and the new."""
+    """source: name, and number of a stream. amounts: before the change and at its end; shares: with the old settings
+    and the new.
+    """
+    name, stream = source
     stretch, plan = ledger.stretches[-1], ledger.plan_before(name, stop)
+    cursors = [ledger.cursor(step).sources[name] for step in (stretch.cursor.step, stop)]
     before, after = amounts
     passed = _passed(after) - _passed(before)
     skipped = after.num_skipped_tokens - before.num_skipped_tokens
     skipped_samples = after.num_skipped_samples - before.num_skipped_samples
     num_samples = after.num_samples - before.num_samples
     new_samples = after.num_seen - before.num_seen
-    seen = [seen_tokens(ledger, name, step) for step in (stretch.cursor.step, stop)]
-    padding = padding_of(ledger, name, left_out, first=stretch.cursor.step, stop=stop)
+    seen = tokens.seen
+    padding = padding_of(ledger, name, left_out, first=stretch.cursor.step, stop=stop, stream=stream)
     num_packs = _packs_before(plan, cursors[1]) - _packs_before(plan, cursors[0])
     return SourceChange(
         status=_status(name, ledger),
@@ -180,7 +226,7 @@ def _of_source(
         num_repeated_samples=num_samples + skipped_samples - new_samples,
         num_repeated_tokens=passed - (seen[1] - seen[0]),
         num_unread_samples=after.num_unseen,
-        num_unread_tokens=plan.num_tokens(0) - seen[1],
+        num_unread_tokens=tokens.num_tokens - seen[1],
         epochs_before=before.epochs,
         epochs_after=after.epochs,
         ends_at_step=_end(stretch, name, plan, stop=stop),
@@ -245,12 +291,17 @@ class _Read(NamedTuple):
         return max(self.place, (epoch, number + 1))
 
 
-def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int, stop: int) -> tuple[int, int]:
+def padding_of(
+    ledger: StepLookup, source: str, left_out: LeftOut, *, first: int, stop: int, stream: int | None = None
+) -> tuple[int, int]:
     """Samples and tokens of a source replaced by padding in the steps [first, stop): each sample once per epoch.
 
-    Skipped steps do not count. Shuffle blocks with left-out samples are packed again.
+    Repeats in an epoch count too. Skipped steps do not count. Shuffle blocks with left-out samples are packed again.
+    stream: number of the only stream to count.
     """
     found, plan = left_out.of_source(source), ledger.plan_before(source, stop)
+    if stream is not None:
+        found = LeftOutIds(*(each[plan.streams_of(found.sample_ids) == stream] for each in found))
     if not len(found.sample_ids):
         return 0, 0
     begin, end = _read(ledger, source, first), _read(ledger, source, stop)
@@ -260,13 +311,13 @@ def padding_of(ledger: StepLookup, source: str, left_out: LeftOut, *, first: int
     skipped = _skipped(ledger, source, first, stop)
     num_samples = num_tokens = 0
     for epoch in range(begin.place[0], end.end[0] + 1):
-        packs, lengths, numbers = _segments(plan, epoch, found.sample_ids, stop=end.end)
+        packs, lengths, numbers, repeats = _segments(plan, epoch, found.sample_ids, stop=end.end)
         is_padding = [
             _is_between((epoch, pack), before[number], end)
             and not any(_is_between((epoch, pack), *each) for each in skipped)
             for pack, number in zip(packs.tolist(), numbers.tolist(), strict=True)
         ]
-        num_samples += len(np.unique(numbers[is_padding]))
+        num_samples += np.unique(np.stack([numbers, repeats])[:, is_padding], axis=1).shape[1]
         num_tokens += int(lengths[is_padding].sum())
     return num_samples, num_tokens
 
@@ -290,12 +341,10 @@ def _is_between(pack: _At, before: _Read, after: _Read) -> bool:
     return after.has(pack) and not before.has(pack)
 
 
-def _segments(
-    plan: PackPlan, epoch: int, sample_ids: NDArray[np.int64], *, stop: _At
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Packs, tokens and samples of the segments of some samples in an epoch, in packs before `stop`.
+def _segments(plan: PackPlan, epoch: int, sample_ids: NDArray[np.int64], *, stop: _At) -> tuple[NDArray[np.int64], ...]:
+    """Packs, tokens, samples and repeats of the segments of some samples in an epoch, in packs before `stop`.
 
-    sample_ids: int64[n], sorted. Three arrays int64[num_segments], the last of positions in sample_ids.
+    sample_ids: int64[n], sorted. Arrays int64[num_segments]; samples are positions in sample_ids.
     """
     found: set[int] = set()
     for pack, _ in plan.first_packs_of(epoch, sample_ids):
@@ -307,4 +356,5 @@ def _segments(
     of_segments = np.repeat(numbers, np.diff(packs.offsets))
     at = np.searchsorted(sample_ids, packs.sample_ids)
     is_asked = sample_ids[np.minimum(at, len(sample_ids) - 1)] == packs.sample_ids
-    return of_segments[is_asked], packs.lengths[is_asked], at[is_asked]
+    repeats = np.zeros_like(at) if packs.repeats is None else packs.repeats
+    return of_segments[is_asked], packs.lengths[is_asked], at[is_asked], repeats[is_asked]

@@ -98,12 +98,12 @@ def plan_change(options: argparse.Namespace) -> int:
 
     planned = open_run(options.run, overrides=settings_of(options))
     datasets, train = planned.datasets, planned.train
-    if mixed := [name for name, each in datasets.items() if each.is_mixed]:
-        raise ConfigError(
-            f"{mixed[0]!r} packs samples of several streams, whose shares a run keeps to its end: leave --from out, or "
-            "take mixing: packs"
-        )
-    run = Ledger(options.checkpoint, urls={name: each.one.url for name, each in datasets.items()})
+    urls = {
+        name: stored.url
+        for source, each in datasets.items()
+        for name, stored in zip(each.names if each.is_mixed else [source], each.stored, strict=True)
+    }
+    run = Ledger(options.checkpoint, urls=urls)
     left_out = run.left_out.merge([dropped(train.bad_samples.drop, datasets)])
     ledger = changed(
         run.plans, planned.mixture, first=run.stop, global_batch=train.global_batch, skipped=train.skip_steps
