@@ -322,8 +322,8 @@ class PlansByLength:
 
     @property
     def _has_changes(self) -> bool:
-        """Whether any cursor so far had a change."""
-        return len(self.plans) > len(self._plans)
+        """Whether cursors have changes: there are steps with changes, or a cursor so far had a change."""
+        return bool(self._steps) or len(self.plans) > len(self._plans)
 
     def numbers_of(self, other: PlansByLength) -> NDArray[np.int64]:
         """Return the number here of each number of another mixture."""
@@ -334,7 +334,7 @@ class PlansByLength:
 
         begins_epochs: begin the next epoch of a source without further packs of the new length.
         """
-        if not self._steps and not self._has_changes:
+        if not self._has_changes:
             return
         for name, plan in self._plans.items():
             at, length = sources[name], plan.packing.length_at(step)
