@@ -51,9 +51,9 @@ class PackedLoader:
 
     dataset: a single dataset, or several by name with weights and max_epochs of a Mixture. mixing: "packs", or
     "samples" for packs that hold samples of several datasets, see mixed. balance: "deal", or "window" for steps of
-    packs with similar work, see WindowedMixture. An iteration yields the rest of the current epoch, or,
-    with weights, runs until every source has reached max_epochs. The samples in the global batch of a step do not
-    depend on world size or workers. `len` is the number of batches left.
+    packs with similar work, or "across_sources", see WindowedMixture. An iteration yields the rest of the current
+    epoch, or, with weights, runs until every source has reached max_epochs. The samples in the global batch of a step
+    do not depend on world size or workers. `len` is the number of batches left.
 
     A dataset with packing_mode "lanes" is packed without end: then `len` raises ConfigError, and world size times
     workers must divide the number of lanes.

@@ -15,6 +15,7 @@ from ..errors import CursorError, LmmsStreamError
 CURSOR_VERSION = 2  # 1: shares began at 0 in each phase of a mixture, and unshuffled order had other canonical nodes
 WINDOW_VERSION = 3  # of a cursor inside a window
 LENGTHS_VERSION = 4  # of a cursor after a change of packing_length
+ACROSS_VERSION = 5  # of a cursor inside a window across sources, also after such a change
 MANY_SOURCES = 64  # more sources are written in a packed string
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
 SOURCE = "data"  # name of a run's only source
@@ -75,7 +76,8 @@ class WindowCursor(NamedTuple):
     """Position in a window of `balance`, see windows.py: `num_done` of num_packs packs are consumed.
 
     step: first step. sources: cursors before this step. global_batch: packs of a step, when the window began.
-    linear_cost: see pack_costs. mix: weights and max_epochs of the mixture, as JSON.
+    linear_cost: see pack_costs. mix: weights and max_epochs of the mixture, as JSON. across_sources: whether packs of
+    all sources are sorted together; then `sources` of the Cursor count turns, see windows.py.
     """
 
     step: int
@@ -85,6 +87,7 @@ class WindowCursor(NamedTuple):
     linear_cost: int
     mix: str
     num_done: int = 0
+    across_sources: bool = False
 
     @property
     def num_left(self) -> int:
@@ -130,9 +133,13 @@ class Cursor:
             window = self.window._asdict() | _written(self.window.sources)
             if "packed_sources" in window:
                 del window["sources"]
+            if not window["across_sources"]:
+                del window["across_sources"]
             written |= {"version": WINDOW_VERSION, "window": window}
         if any(at.changes for at in self.sources.values()):
             written["version"] = LENGTHS_VERSION
+        if self.window is not None and self.window.across_sources:
+            written["version"] = ACROSS_VERSION
         return written
 
     @staticmethod
@@ -146,7 +153,7 @@ class Cursor:
                 "set packing_mode to lanes"
             )
         refuse_state_of_samples(data)
-        is_in_window = data.get("version") in (WINDOW_VERSION, LENGTHS_VERSION) and "window" in data
+        is_in_window = data.get("version") in (WINDOW_VERSION, LENGTHS_VERSION, ACROSS_VERSION) and "window" in data
         if not is_in_window and data.get("version") != LENGTHS_VERSION:
             check_version(data.get("version"))
         try:
@@ -219,7 +226,8 @@ def _read_changes(changes: Sequence[Sequence[Any]]) -> Changes:
 
 def _read_window(data: Mapping[str, Any]) -> WindowCursor:
     counts = {name: _count(data[name]) for name in ("step", "global_batch", "num_packs", "linear_cost", "num_done")}
-    window = WindowCursor(sources=_read(data), mix=_text(data["mix"]), **counts)
+    across_sources = bool(_count(data.get("across_sources", False)))
+    window = WindowCursor(sources=_read(data), mix=_text(data["mix"]), across_sources=across_sources, **counts)
     if window.global_batch < 1 or window.num_left < 1:
         raise ValueError(f"a window of {window.num_packs} packs cannot be at pack {window.num_done}")
     return window

@@ -5,6 +5,10 @@ a step. In a window, the packs of a source in a canonical node are sorted by wor
 source and canonical node, in a random order of the steps: the packs of a step then have similar work, and steps differ.
 Each step keeps its share of each source, each node keeps its shards, and each pack of the window is read once. With
 media, packs are divided into classes of similar work of the tower, and sorted by the work of tokens within a class.
+
+Across sources, all packs of a canonical node are sorted together, and given to all turns of the node. Packs of all
+sources in a step then have similar work, and sources have their shares only in whole windows. Only sorting decides the
+source of a turn, so positions of sources inside a window count turns, not packs.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from .pack_plan import PackPlan
 from .packing import PackRange
 from .source_ranges import SourceRange, SourceRanges, Weights
 
-DEAL, WINDOW = "deal", "window"
+DEAL, WINDOW, ACROSS_SOURCES = "deal", "window", "across_sources"
 LEAST_STEPS, MOST_STEPS = 64, 256  # of a window, unless given
 PACKS_PER_NODE = 2048  # of a window in each canonical node, where MOST_STEPS allow them
 _STREAM = 46  # of the order of steps, apart from other random streams of the seed
@@ -41,18 +45,19 @@ def window_steps(balance: str | int, *, global_batch: int, num_canonical_nodes: 
     """
     if balance == DEAL:
         return 0
-    if balance == WINDOW:
+    if balance in (WINDOW, ACROSS_SOURCES):
         return min(MOST_STEPS, max(LEAST_STEPS, -(-PACKS_PER_NODE * num_canonical_nodes // global_batch)))
     return int(balance)
 
 
 def checked_balance(balance: str | int) -> str | int:
-    """Return `balance`; ConfigError unless it is deal, window or a number of steps of at least 2."""
-    if balance in (DEAL, WINDOW):
+    """Return `balance`; ConfigError unless it is deal, window, across_sources or a number of steps of at least 2."""
+    if balance in (DEAL, WINDOW, ACROSS_SOURCES):
         return balance
     if isinstance(balance, str):
         raise ConfigError(
-            f"balance must be {DEAL}, {WINDOW} or the number of steps of a window, got {balance!r}: write one of these"
+            f"balance must be {DEAL}, {WINDOW}, {ACROSS_SOURCES} or the number of steps of a window, got {balance!r}: "
+            "write one of these"
         )
     return whole_number("balance", balance, least=2)
 
@@ -77,7 +82,9 @@ class SortedPacks:
         self.window, self.turns, self.packs = window, turns, packs
         self._rows = turns.singly().rows
         places = np.random.default_rng([seed, _STREAM, window.step]).permutation(window.num_steps)
-        group = nodes[made] * (1 + self._rows[:, 0].max(initial=0)) + self._rows[made, 0]
+        group = nodes[made]
+        if not window.across_sources:
+            group = group * (1 + self._rows[:, 0].max(initial=0)) + self._rows[made, 0]
         by_place = np.lexsort((places[made // window.global_batch], group))
         by_work = self._by_work(packs, group, window)
         self._made = np.full(window.num_packs, -1, np.int64)  # number of the turn's pack in `packs`
@@ -109,23 +116,23 @@ class SortedPacks:
 
     def places(self, source: str, num_turns: int) -> NDArray[np.int64]:
         """Return epoch and number of the packs of a source in the first turns: int64[n, 2]."""
-        return self._rows[:num_turns][self._is_of(source)[:num_turns], 1:3]
+        return self._rows[:num_turns][self.is_of(source)[:num_turns], 1:3]
 
-    def _is_of(self, source: str) -> NDArray[np.bool_]:
+    def is_of(self, source: str) -> NDArray[np.bool_]:
         """Return the turns with a pack of a source, bool[num_packs]."""
         return np.isin(self._rows[:, 0], [number for number, name in enumerate(self.turns.names) if name == source])
 
     def turn_of(self, pack: SourceRange) -> int | None:
         """Return the turn that reads a pack, a range of length 1; None for a pack of another window."""
-        found = np.flatnonzero(self._is_of(pack.source) & (self._rows[:, 1:3] == pack[1:3]).all(axis=1))
+        found = np.flatnonzero(self.is_of(pack.source) & (self._rows[:, 1:3] == pack[1:3]).all(axis=1))
         return int(found[0]) if len(found) else None
 
 
 class WindowedMixture(Mixture):
     """A mixture whose steps are of packs with similar work.
 
-    balance: "window", or the number of steps of a window; with "deal" only the window of a state is finished. Other
-    arguments: see Mixture.
+    balance: "window", "across_sources", or the number of steps of a window; with "deal" only the window of a state is
+    finished. Other arguments: see Mixture.
     """
 
     def __init__(
@@ -184,7 +191,7 @@ class WindowedMixture(Mixture):
         if why:
             last = window.step + window.num_steps
             raise CursorError(
-                f"the state is inside a window of balance: window, with other sources or weights, and {why}: continue "
+                f"the state is inside a window (see balance), with other sources or weights, and {why}: continue "
                 f"with the former ones to step {last} (max_steps), and change them there"
             )
         plans = {name: self.plans[name] for name in window.sources}
@@ -222,7 +229,10 @@ class WindowedMixture(Mixture):
         sources = {name: cursor.sources[name] for name in self.names}
         if not num_packs:
             return None
-        return WindowCursor(cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix)
+        across = self.balance == ACROSS_SOURCES
+        return WindowCursor(
+            cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix, across_sources=across
+        )
 
     def _packs_of_phase(self, step: int, *, global_batch: int) -> int:
         """Return the packs from a step on with the same weights and packing_length."""

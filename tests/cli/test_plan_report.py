@@ -82,6 +82,12 @@ def test_a_look_at_the_steps_counts_shards_balance_and_spill() -> None:
     in_turn = report_steps(Mixture({"x": plan}), global_batch=4, world=world)
     assert compared.imbalance_with_windows is not None
     assert 1 <= compared.imbalance_with_windows < in_turn.imbalance
+    assert compared.imbalance_across_sources is None
+    short = PackPlan(np.minimum(plan.lengths, 64), [400] * 5, order=plan.order, packing=plan.packing)
+    of_two = compare_balances(report, Mixture({"x": plan, "short": short}), global_batch=4, world=world)
+    assert of_two.imbalance_with_windows is not None
+    assert of_two.imbalance_across_sources is not None
+    assert of_two.imbalance_across_sources < of_two.imbalance_with_windows
     evened = report_steps(Mixture({"x": with_strategy(plan, "even_fit")}), global_batch=4, world=world)
     assert compared.imbalance_with_even_fit == evened.imbalance
     assert report.num_spilled_packs < 16  # only where one canonical node goes on alone

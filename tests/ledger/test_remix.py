@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.cursor import Cursor
-from lmms_stream.plan.ledger import StepLookup, Stretch
+from lmms_stream.plan.ledger import PackEntry, StepLookup, Stretch
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
@@ -188,16 +188,17 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
 @examples(8, many=200)
 @given(
     weights=st.none() | st.fixed_dictionaries({name: st.integers(1, 5) for name in PLANS}),
-    balance=st.sampled_from([3, 8, 30]),
+    balance=st.sampled_from([3, 8, 30, "across_sources"]),
     global_batch=st.sampled_from([1, 2, 7]),
     steps=st.lists(st.integers(0, 40), min_size=1, max_size=3),
     left_out=some_left_out(),
 )
 def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
-    weights: dict[str, int] | None, balance: int, global_batch: int, steps: list[int], left_out: LeftOut
+    weights: dict[str, int] | None, balance: str | int, global_batch: int, steps: list[int], left_out: LeftOut
 ) -> None:
     """A change at a step tells what is new and what is padding in the steps after it."""
-    mixture = WindowedMixture(PLANS, weights=weights, balance=balance)
+    ends = {} if weights is None else {"a": 1, "c": 2}
+    mixture = WindowedMixture(PLANS, weights=weights, max_epochs=ends, balance=balance)
     ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=global_batch)])
     entries = {number: ledger.step(number).packs for number in range(max(steps))}
     log = {
@@ -212,6 +213,8 @@ def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
         for name, amounts in amounts_of(ledger, stop).items():
             total = total_of(log, name, stop)
             assert (amounts.num_samples, amounts.num_tokens, amounts.num_seen) == (total.read, total.tokens, total.seen)
+            whole, rest = divmod(len(steps_of(entries, name, stop)), PLANS[name].num_packs(0))
+            assert amounts.epochs == whole + rest / PLANS[name].num_packs(whole)
     for first, stop in pairwise(sorted({0, *steps})):
         again = changed(ledger, mixture, first=first, global_batch=global_batch)
         for name, told in describe_change(ledger, again, stop=stop, left_out=left_out).sources.items():
@@ -227,10 +230,19 @@ def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
                 }
                 for step in (first, stop)
             )
+            read = steps_of(entries, name, stop)
+            assert told.packs_per_step == sum(step >= first for step in read) / (stop - first)
+            last = name in ends and len(read) == sum(map(PLANS[name].num_packs, range(ends[name]))) and read[-1]
+            assert told.ends_at_step == (last if last is not False and last >= first else None)
             assert told.num_new_tokens == sum(after.values()) - sum(before.values())
             assert told.num_unread_tokens == PLANS[name].num_tokens(0) - sum(after.values())
             padding = padding_in(log, name, left_out, first, stop)
             assert (told.num_left_out_samples, told.num_left_out_tokens) == padding
+
+
+def steps_of(entries: Mapping[int, Sequence[PackEntry]], name: str, stop: int) -> list[int]:
+    """The step of each pack of a source in the steps before `stop`."""
+    return [number for number in range(stop) for pack in entries[number] if pack.source == name]
 
 
 def check_phases(change: Change, log: Log, mixture: Mixture) -> None:

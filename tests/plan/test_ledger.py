@@ -49,7 +49,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Stretch], int]:
             lambda each: any(each.values())
         )
         weights = draw(st.none() | shares | st.fixed_dictionaries({0: shares, draw(st.integers(1, 20)): later}))
-        balance: str | int = draw(st.sampled_from(["deal", "window"]) | st.just(4))
+        balance: str | int = draw(st.sampled_from(["deal", "window", "across_sources"]) | st.just(4))
         mixture = WindowedMixture({name: PLANS[name] for name in names}, weights=weights, balance=balance)
         nodes, replication = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2)), draw(st.integers(1, 2))
         ranks_per_node = [ranks * replication for ranks in nodes]

@@ -81,7 +81,7 @@ RUNS = st.builds(
         lambda later: st.sampled_from(LENGTHS).map(lambda first: {0: first, **later})
     ),
     weights=st.booleans(),
-    balance=st.sampled_from(["deal", "deal", 2, 3]),
+    balance=st.sampled_from(["deal", "deal", 2, 3, "across_sources"]),
     global_batch=st.integers(1, 5),
 )
 

@@ -315,7 +315,7 @@ def mixtures(draw: st.DrawFn) -> Mixture:
     shares = st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 10), min_size=1)
     kind = draw(st.sampled_from(["none", "weights", "schedule", "long"]))
     ends = draw(st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)))
-    balance: str | int = draw(st.sampled_from(["deal", "window"]) | st.sampled_from([2, 7]))
+    balance: str | int = draw(st.sampled_from(["deal", "window", "across_sources"]) | st.sampled_from([2, 7]))
     if kind == "none":
         return WindowedMixture(PLANS, balance=balance)
     if kind == "weights":

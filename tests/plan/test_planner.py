@@ -81,7 +81,7 @@ class Case(NamedTuple):
 def cases(draw: st.DrawFn) -> Case:
     names = draw(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, unique=True))
     weights = draw(st.none() | st.fixed_dictionaries({name: st.integers(1, 5) for name in names}))
-    balance: str | int = draw(st.sampled_from(["deal", "window"]) | st.sampled_from([2, 5]))
+    balance: str | int = draw(st.sampled_from(["deal", "window", "across_sources"]) | st.sampled_from([2, 5]))
     mixture = WindowedMixture({name: PLANS[name] for name in names}, weights=weights, balance=balance)
     replication, micro_batches = (draw(st.integers(1, 3)) for _ in range(2))
     nodes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))

@@ -22,7 +22,7 @@ from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.plan.source_ranges import SourceRange
-from lmms_stream.plan.windows import WindowedMixture, window_steps
+from lmms_stream.plan.windows import ACROSS_SOURCES, WindowedMixture, window_steps
 from lmms_stream.types import World
 
 from ..strategies import chat_lengths, examples
@@ -63,13 +63,13 @@ def packs_of(mixture: Mixture, steps: list[Step]) -> list[Pack]:
     return found
 
 
-def sorted_window(packs: list[Pack], *, global_batch: int, seed: int, first: int) -> list[Reads]:
+def sorted_window(packs: list[Pack], *, global_batch: int, seed: int, first: int, across_sources: bool) -> list[Reads]:
     """What the steps of a window read."""
     num_steps = -(-len(packs) // global_batch)
     places = np.random.default_rng([seed, 46, first]).permutation(num_steps).tolist()
     groups: dict[tuple[int, str], list[int]] = {}
     for turn, pack in enumerate(packs):
-        groups.setdefault((pack.node, pack.source), []).append(turn)
+        groups.setdefault((pack.node, "" if across_sources else pack.source), []).append(turn)
     found: dict[int, Pack] = {}
     for turns in groups.values():
         by_tower = sorted(turns, key=lambda turn: (packs[turn].tower, turn))
@@ -89,30 +89,33 @@ def sorted_window(packs: list[Pack], *, global_batch: int, seed: int, first: int
     names=st.lists(st.sampled_from(sorted(WITH_MEDIA)), min_size=1, unique=True),
     weights=st.none() | st.lists(st.integers(1, 5), min_size=4, max_size=4),
     phase=st.integers(1, 12),
-    balance=st.sampled_from([2, 5, 9]),
+    balance=st.sampled_from([2, 5, 9, ACROSS_SOURCES]),
     global_batch=st.integers(1, 12),
     begin=st.integers(0, 9),
 )
-def test_a_window_is_its_turns_with_packs_of_a_source_and_node_sorted_by_work(
-    names: list[str], weights: list[int] | None, phase: int, balance: int, global_batch: int, begin: int
+def test_a_window_is_its_turns_with_packs_of_a_source_and_node_or_of_a_node_sorted_by_work(
+    names: list[str], weights: list[int] | None, phase: int, balance: str | int, global_batch: int, begin: int
 ) -> None:
     plans = {name: WITH_MEDIA[name] for name in names}
     shares = None if weights is None else dict(zip(plans, weights, strict=False))
-    schedule = None if shares is None else {0: shares, phase: dict.fromkeys(plans, 1)}
+    schedule = None if shares is None else {0: shares} | {n * phase: dict.fromkeys(plans, 1 + n) for n in range(1, 24)}
     in_turn = Mixture(plans, weights=schedule)
     mixture = WindowedMixture(plans, weights=schedule, balance=balance)
     cursor = in_turn.skip(in_turn.start(), begin, global_batch=global_batch)
+    most = window_steps(balance, global_batch=global_batch, num_canonical_nodes=mixture.num_canonical_nodes)
     for _ in range(3):
         steps: list[Step] = []
         after = cursor
-        while len(steps) < balance and not (steps and steps[-1].ends_epoch):
-            if steps and schedule is not None and after.step == phase:
+        while len(steps) < most and not (steps and steps[-1].ends_epoch):
+            if steps and schedule is not None and after.step % phase == 0:
                 break
             steps.append(in_turn.step(after, global_batch=global_batch))
             after = steps[-1].after
         seed = next(iter(plans.values())).order.seed
         packs = packs_of(in_turn, steps)
-        expected = sorted_window(packs, global_batch=global_batch, seed=seed, first=cursor.step)
+        expected = sorted_window(
+            packs, global_batch=global_batch, seed=seed, first=cursor.step, across_sources=balance == ACROSS_SOURCES
+        )
         found, end = run(mixture, cursor, len(steps), global_batch=global_batch)
         assert found == expected
         assert end == after
@@ -122,9 +125,9 @@ def test_a_window_is_its_turns_with_packs_of_a_source_and_node_sorted_by_work(
 @examples(40)
 @given(
     weights=st.none() | st.dictionaries(st.sampled_from("abc"), st.integers(1, 9), min_size=1),
-    balance=st.sampled_from([2, 6, "window"]),
+    balance=st.sampled_from([2, 6, "window", ACROSS_SOURCES]),
     sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=4),
-    last=st.sampled_from(["deal", 3, "window"]),
+    last=st.sampled_from(["deal", 3, "window", ACROSS_SOURCES]),
 )
 def test_each_pack_is_read_once_when_batch_and_balance_change_at_any_step(
     weights: dict[str, int] | None, balance: str | int, sizes: list[tuple[int, int]], last: str | int
@@ -158,7 +161,7 @@ def test_each_pack_is_read_once_when_batch_and_balance_change_at_any_step(
 @examples(12)
 @given(
     names=st.lists(st.sampled_from(sorted(WITH_MEDIA)), min_size=1, unique=True),
-    balance=st.sampled_from([2, 5, 9]),
+    balance=st.sampled_from([2, 5, 9, ACROSS_SOURCES]),
     batches=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     steps=st.tuples(st.integers(0, 6), st.integers(0, 6)),
     nodes=st.lists(st.integers(1, 2), min_size=1, max_size=3),
@@ -168,7 +171,7 @@ def test_each_pack_is_read_once_when_batch_and_balance_change_at_any_step(
 @example(names=["b"], balance=5, batches=(7, 1), steps=(2, 0), nodes=[1], micro_batches=2, num_workers=3)
 def test_readers_read_the_packs_of_each_step_after_changes_of_the_global_batch_inside_windows(
     names: list[str],
-    balance: int,
+    balance: str | int,
     batches: tuple[int, int],
     steps: tuple[int, int],
     nodes: list[int],
@@ -250,10 +253,12 @@ def test_steps_of_windows_are_balanced() -> None:
     rng = np.random.default_rng(1)
     lengths = np.clip(rng.lognormal(5.5, 1.1, 60_000), 1, 4096).astype(np.uint32)
     order = OrderConfig(seed=3, num_canonical_nodes=4, shuffle_block_size=4096)
-    plan = PackPlan(lengths, [500] * 120, order=order, packing=PackingConfig(packing_length=4096))
+    packing = PackingConfig(packing_length=4096)
+    plans = {"x": PackPlan(lengths, [500] * 120, order=order, packing=packing)}
+    short = PackPlan(np.minimum(lengths, 512), [500] * 120, order=order, packing=packing)
     imbalance = {}
-    for balance in ("deal", 64):
-        mixture = WindowedMixture({"x": plan}, balance=balance)
+    for num_sources, balance in ((1, "deal"), (1, 64), (2, "window"), (2, ACROSS_SOURCES)):
+        mixture = WindowedMixture(plans if num_sources == 1 else plans | {"short": short}, balance=balance)
         cursor, worst, mean = mixture.start(), 0.0, 0.0
         for _ in range(128):
             step = mixture.step(cursor, global_batch=16)
@@ -265,6 +270,7 @@ def test_steps_of_windows_are_balanced() -> None:
         imbalance[balance] = worst / mean
     assert imbalance["deal"] > 1.08
     assert imbalance[64] < 1.05
+    assert 2 * (imbalance[ACROSS_SOURCES] - 1) < imbalance["window"] - 1
 
 
 @examples(20)
@@ -273,14 +279,16 @@ def test_steps_of_windows_are_balanced() -> None:
     names=st.sampled_from(["abc", "ba", "c"]),
     num_steps=st.integers(0, 7),
     batches=st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    balance=st.sampled_from(["deal", 4]),
+    balances=st.tuples(st.sampled_from([5, ACROSS_SOURCES]), st.sampled_from(["deal", 4, ACROSS_SOURCES])),
 )
 def test_a_window_is_finished_before_other_weights_and_sources_apply(
-    weights: tuple[dict[str, int], ...] | None, names: str, num_steps: int, batches: tuple[int, int], balance: Any
+    weights: tuple[dict[str, int], ...] | None, names: str, num_steps: int, batches: tuple[int, int], balances: Any
 ) -> None:
     shares: list[Any] = [None, None] if weights is None else [{n: v for n, v in weights[0].items() if n in names}]
     shares = shares if weights is None else [shares[0] or dict.fromkeys(names, 1), weights[1]]
-    former = WindowedMixture({name: PLANS[name] for name in names}, weights=shares[0], balance=5)
+    phases = None if weights is None else {0: shares[0], 8: shares[0]}
+    former_balance, balance = balances
+    former = WindowedMixture({name: PLANS[name] for name in names}, weights=phases, balance=former_balance)
     _, cursor = run(former, former.start(), num_steps, global_batch=batches[0])
     other = WindowedMixture(PLANS, weights=shares[1], balance=balance)
     cursor = other.adopt(Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))))
@@ -299,7 +307,7 @@ def test_a_window_is_finished_before_other_weights_and_sources_apply(
         for number, read in enumerate(reads(step)):
             if number % 3 == 0:
                 piece = SourceRange(read[0], read[1], read[2], read[2] + 1)
-                assert other.step_of(cursor, piece, global_batch=batches[1], num_steps=99) == at
+                assert other.step_of(cursor, piece, global_batch=batches[1], num_steps=999) == at
         found += reads(step)
         at = step.after
         assert other.skip(cursor, at.step - cursor.step, global_batch=batches[1]) == at
@@ -323,6 +331,8 @@ def test_a_window_without_one_of_its_sources_or_with_weights_for_none_is_refused
     assert end.window is None
     assert without.adopt(end).step == 6
     assert json.loads(json.dumps(end.to_dict()))["version"] == 2
+    across = WindowedMixture(PLANS, balance=ACROSS_SOURCES)
+    assert run(across, across.start(), 1, global_batch=5)[1].to_dict()["version"] == 5
 
 
 @pytest.mark.parametrize("num_done", [-1, 30, 31])
@@ -338,7 +348,7 @@ def test_a_damaged_window_is_refused(num_done: int) -> None:
 
 def test_balances_that_make_no_sense_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="balance must be deal, window or the number of steps of a window, got 'sort'"
+        ConfigError, match="balance must be deal, window, across_sources or the number of steps of a window, got 'sort'"
     ):
         WindowedMixture(PLANS, balance="sort")
     with pytest.raises(ConfigError, match=r"balance must be .*2.*, got 1"):
@@ -353,6 +363,7 @@ def test_a_window_has_64_to_256_steps_by_its_packs_of_each_canonical_node() -> N
     found = [window_steps("window", global_batch=size, num_canonical_nodes=8) for size in (8, 64, 100, 256, 4096)]
     assert found == [256, 256, 164, 64, 64]
     assert [window_steps(each, global_batch=8, num_canonical_nodes=8) for each in ("deal", 12)] == [0, 12]
+    assert window_steps(ACROSS_SOURCES, global_batch=100, num_canonical_nodes=8) == 164
 
 
 def test_a_run_to_the_end_of_an_epoch_reads_what_deal_reads() -> None:
@@ -363,3 +374,8 @@ def test_a_run_to_the_end_of_an_epoch_reads_what_deal_reads() -> None:
     assert [Counter(read[0] for read in step) for step in found] == [Counter(r[0] for r in step) for step in expected]
     assert found != expected
     assert end.window is None
+    across = WindowedMixture(PLANS, balance=ACROSS_SOURCES)
+    assert Counter(chain(*run_to_end(across, across.start(), global_batch=8)[0])) == Counter(chain(*expected))
+    alone = [WindowedMixture({"b": PLANS["b"]}, balance=balance) for balance in ("window", ACROSS_SOURCES)]
+    one, other = (run_to_end(each, each.start(), global_batch=8)[0] for each in alone)
+    assert one == other

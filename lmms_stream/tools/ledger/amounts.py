@@ -90,7 +90,7 @@ def mixed_streams(ledger: StepLookup, step: int) -> dict[str, tuple[str, int]]:
 def _of(
     plan: PackPlan, at: SourceCursor, skipped_samples: int, skipped_tokens: int, *, window: _InWindow | None
 ) -> SourceAmounts:
-    begin = at if window is None else window.begin
+    begin, further = (at, 0) if window is None else (window.begin, window.num_read)
     before = [plan.amounts(epoch, plan.num_packs(epoch)) for epoch in range(begin.epoch)]
     before.append(plan.amounts(begin.epoch, begin.packs))
     packed = plan.amounts(0, plan.num_packs(0)).samples
@@ -102,7 +102,7 @@ def _of(
         if not begin.epoch:
             seen = packed - window.num_unread(plan) if window.reaches_next_epoch else seen + len(read)
     return SourceAmounts(
-        epochs=at.epoch + at.packs / max(1, plan.num_packs(at.epoch)),
+        epochs=_passes(plan, begin, further),
         num_samples=num_samples - skipped_samples,
         num_tokens=num_tokens - skipped_tokens,
         num_skipped_samples=skipped_samples,
@@ -111,6 +111,14 @@ def _of(
         num_unseen=packed - seen,
         num_overlong=plan.num_samples - packed,
     )
+
+
+def _passes(plan: PackPlan, at: SourceCursor, further: int) -> float:
+    """Return the number of passes over the packs of a source, `further` packs after a cursor."""
+    epoch, packs = at.epoch, at.packs + further
+    while packs > (count := plan.num_packs(epoch)):
+        epoch, packs = epoch + 1, packs - count
+    return epoch + packs / max(1, count)
 
 
 def seen_tokens(ledger: StepLookup, source: str, step: int) -> int:
@@ -134,6 +142,7 @@ class _InWindow:
         self.begin, self._ids = begin, packs.sample_ids
         self._starts, self._lengths = packs.starts, packs.lengths
         self._epochs, self._is_read = np.repeat(packs.epochs, counts), np.repeat(read, counts)
+        self.num_read = int(np.count_nonzero(read))  # packs
         self.num_tokens = int(self._lengths[self._is_read].sum())
         self.reaches_next_epoch = bool((self._epochs > begin.epoch).any())
         self.segments = tuple(each[self._is_read] for each in (packs.sample_ids, packs.starts, packs.lengths))  # read

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...plan.cursor import Cursor, SourceCursor
 from ...plan.ledger import Ranges, StepLookup, Stretch
 from ...plan.left_out import LeftOut, LeftOutIds
 from ...plan.mixture import Mixture
@@ -201,7 +200,6 @@ def _of_source(
     """
     name, stream = source
     stretch, plan = ledger.stretches[-1], ledger.plan_before(name, stop)
-    cursors = [ledger.cursor(step).sources[name] for step in (stretch.cursor.step, stop)]
     before, after = amounts
     passed = _passed(after) - _passed(before)
     skipped = after.num_skipped_tokens - before.num_skipped_tokens
@@ -210,12 +208,12 @@ def _of_source(
     new_samples = after.num_seen - before.num_seen
     seen = tokens.seen
     padding = padding_of(ledger, name, left_out, first=stretch.cursor.step, stop=stop, stream=stream)
-    num_packs = _packs_before(plan, cursors[1]) - _packs_before(plan, cursors[0])
+    begin, end = (_read(ledger, name, step) for step in (stretch.cursor.step, stop))
     return SourceChange(
         status=_status(name, ledger),
         token_share_before=shares[0],
         token_share=shares[1],
-        packs_per_step=num_packs / (stop - stretch.cursor.step),
+        packs_per_step=(end.num_packs(plan) - begin.num_packs(plan)) / (stop - stretch.cursor.step),
         num_samples=num_samples,
         num_tokens=after.num_tokens - before.num_tokens,
         num_left_out_samples=padding[0],
@@ -249,10 +247,21 @@ def _end(stretch: Stretch, name: str, plan: PackPlan, *, stop: int) -> int | Non
     epoch = mixture.max_epochs[name] - 1
     last = plan.num_packs(epoch)
     pack = SourceRange(source=name, epoch=epoch, first=last - 1, stop=last)
-    found: Cursor | None = Mixture.step_of(  # of its last turn, whatever a window gives to this turn
-        mixture, cursor, pack, global_batch=stretch.global_batch, num_steps=stop - cursor.step
-    )
-    return None if found is None else found.step
+    size, at = stretch.global_batch, cursor
+    is_past = cursor.sources[name].place > pack[1:3]
+    if not is_past:
+        num_steps = stop - cursor.step + mixture.steps_of_window(cursor, global_batch=size)
+        found = Mixture.step_of(mixture, cursor, pack, global_batch=size, num_steps=num_steps)  # of the last turn
+        if found is None:
+            return None
+        at = found
+    window = at.window or mixture.turns(at, global_batch=size).window
+    is_in_window = at.window is None or mixture.reach(at)[name].place > pack[1:3]
+    if isinstance(mixture, WindowedMixture) and window is not None and window.across_sources and is_in_window:
+        turns = np.flatnonzero(mixture.window_packs(window).is_of(name))  # known only after sorting
+        step = int((at.step + (turns - window.num_done) // size).max(initial=-1))
+        return step if cursor.step <= step < stop else None
+    return at.step if not is_past and at.step < stop else None
 
 
 def _shares(before: Mapping[str, SourceAmounts], after: Mapping[str, SourceAmounts]) -> dict[str, float]:
@@ -264,10 +273,6 @@ def _shares(before: Mapping[str, SourceAmounts], after: Mapping[str, SourceAmoun
 
 def _passed(amounts: SourceAmounts) -> int:
     return amounts.num_tokens + amounts.num_skipped_tokens
-
-
-def _packs_before(plan: PackPlan, at: SourceCursor) -> int:
-    return sum(plan.num_packs(epoch) for epoch in range(at.epoch)) + at.packs
 
 
 # Left-out samples, read as padding. ledger + left-out samples -> amounts. Pure.
@@ -289,6 +294,10 @@ class _Read(NamedTuple):
         """The place after all packs."""
         epoch, number = max(self.further, default=(0, -1))
         return max(self.place, (epoch, number + 1))
+
+    def num_packs(self, plan: PackPlan) -> int:
+        epoch, number = self.place
+        return sum(plan.num_packs(each) for each in range(epoch)) + number + len(self.further)
 
 
 def padding_of(

@@ -57,8 +57,8 @@ def print_plan(
         print_records("text and media", [(report.source, report) for report in kinds])
     of_runs = ("num_run_steps", "run_end") if steps.run_end is None else ()
     num_steps = "steps until all sources end" if is_weighted else "steps of an epoch"
-    with_others = ("imbalance_with_windows", "imbalance_with_even_fit")
-    not_compared = with_others if steps.imbalance_with_windows is None else ()
+    with_others = ("imbalance_with_windows", "imbalance_across_sources", "imbalance_with_even_fit")
+    not_compared = tuple(name for name in with_others if getattr(steps, name) is None)
     print_record("steps", steps, left_out=(*of_media, *of_runs, *not_compared), labels={"num_steps": num_steps})
     if comparison:
         table = Table("", *map(label_of, COMPARED_FIELDS))

@@ -23,7 +23,7 @@ from ...plan.mixture import Mixture
 from ...plan.order import shards_of
 from ...plan.pack_plan import PackPlan
 from ...plan.packing import PackRange
-from ...plan.windows import WINDOW, WindowedMixture
+from ...plan.windows import ACROSS_SOURCES, DEAL, WINDOW, WindowedMixture
 from ...processors.base import IGNORED_LABEL, Compared, Processor
 from ...types import Sample, World
 from ..ledger.amounts import steps_to_end
@@ -64,10 +64,10 @@ class StepsReport:
     num_steps: of an epoch; with weights, until all sources end. num_run_steps: trained steps of a run, None if unknown;
     run_end: the setting with its end, None without a run. shards_per_step: how many shards a step reads from.
     imbalance: work of the busiest rank over the mean (sum over segments of len**2), mean over steps, as assigned and
-    with packs dealt in order. imbalance_with_windows, imbalance_with_even_fit: with balance: window, and with
-    packing_strategy: even_fit; None unless compared. tower_imbalance: the same for patches of media, over steps with
-    media, None without media. num_spilled_packs: packs read on another node than the one that serves their canonical
-    node.
+    with packs dealt in order. imbalance_with_windows, imbalance_across_sources, imbalance_with_even_fit: with balance:
+    window, with across_sources, and with packing_strategy: even_fit; None unless compared. tower_imbalance: the same
+    for patches of media, over steps with media, None without media. num_spilled_packs: packs read on another node than
+    the one that serves their canonical node.
     """
 
     num_run_steps: int | None = None
@@ -79,6 +79,7 @@ class StepsReport:
     imbalance: float
     imbalance_in_order: float
     imbalance_with_windows: float | None
+    imbalance_across_sources: float | None  # of several sources
     imbalance_with_even_fit: float | None
     tower_imbalance: float | None
     tower_imbalance_in_order: float | None
@@ -230,6 +231,7 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
         imbalance=float(np.mean(assigned)) if assigned else 1.0,
         imbalance_in_order=float(np.mean(in_order)) if in_order else 1.0,
         imbalance_with_windows=None,
+        imbalance_across_sources=None,
         imbalance_with_even_fit=None,
         tower_imbalance=float(np.mean(towers)) if towers else None,
         tower_imbalance_in_order=float(np.mean(towers_in_order)) if towers else None,
@@ -238,19 +240,22 @@ def report_steps(mixture: Mixture, *, global_batch: int, world: World, max_seen:
 
 
 def compare_balances(steps: StepsReport, mixture: Mixture, *, global_batch: int, world: World) -> StepsReport:
-    """Add the imbalance with balance: window and with even_fit, unless an order is fixed by shuffle: false."""
+    """Add the imbalance with windows and with even_fit, unless an order is fixed by shuffle: false."""
     if not all(plan.order.shuffle for plan in mixture.plans.values()):
         return steps
     schedule = None if mixture.schedule is None else dict(mixture.schedule)
     evened = {name: with_strategy(plan, "even_fit") for name, plan in mixture.plans.items()}
-    windows, even = (
-        report_steps(compared, global_batch=global_batch, world=world).imbalance
-        for compared in (
-            WindowedMixture(mixture.plans, weights=schedule, max_epochs=mixture.max_epochs, balance=WINDOW),
-            Mixture(evened, weights=schedule, max_epochs=mixture.max_epochs),
-        )
+
+    def imbalance(plans: Mapping[str, PackPlan], balance: str) -> float:
+        compared = WindowedMixture(plans, weights=schedule, max_epochs=mixture.max_epochs, balance=balance)
+        return report_steps(compared, global_batch=global_batch, world=world).imbalance
+
+    return dataclasses.replace(
+        steps,
+        imbalance_with_windows=imbalance(mixture.plans, WINDOW),
+        imbalance_across_sources=imbalance(mixture.plans, ACROSS_SOURCES) if len(mixture.names) > 1 else None,
+        imbalance_with_even_fit=imbalance(evened, DEAL),
     )
-    return dataclasses.replace(steps, imbalance_with_windows=windows, imbalance_with_even_fit=even)
 
 
 def report_run(steps: StepsReport, mixture: Mixture, train: TrainConfig) -> StepsReport:

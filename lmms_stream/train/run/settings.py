@@ -277,7 +277,8 @@ class TrainConfig:
     weights: dict[int, dict[str, float]] | dict[str, float] | None = None
     max_epochs: dict[str, int] | None = None  # maximum epochs of each of several datasets
     mixing: Literal["packs", "samples"] = "packs"  # samples: a pack holds samples of all datasets, of equal settings
-    # deal: no sorting; window: packs of similar work share a step, in windows of 64 to 256 steps, or of so many
+    # deal: no sorting; window: packs of similar work share a step, in windows of 64 to 256 steps, or of so many;
+    # across_sources: window for the packs of all datasets together
     balance: str | int = "deal"
     # steps [first, stop) whose packs are skipped, around a spike of the loss
     skip_steps: list[tuple[int, int]] = field(default_factory=list)
