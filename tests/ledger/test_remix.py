@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.plan.cursor import Cursor
@@ -193,12 +193,16 @@ def test_totals_over_five_changes_kills_and_three_world_sizes_are_those_of_the_l
     steps=st.lists(st.integers(0, 40), min_size=1, max_size=3),
     left_out=some_left_out(),
 )
+@example(  # source a has had all turns of its epoch before step 25, and not all packs
+    weights={"a": 3, "b": 1, "c": 1}, balance="across_sources", global_batch=1, steps=[25, 30], left_out=LeftOut([])
+)
 def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
     weights: dict[str, int] | None, balance: str | int, global_batch: int, steps: list[int], left_out: LeftOut
 ) -> None:
     """A change at a step tells what is new and what is padding in the steps after it."""
     ends = {} if weights is None else {"a": 1, "c": 2}
-    mixture = WindowedMixture(PLANS, weights=weights, max_epochs=ends, balance=balance)
+    phases = weights and dict.fromkeys(range(0, 40, 13), weights)
+    mixture = WindowedMixture(PLANS, weights=phases, max_epochs=ends, balance=balance)
     ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=global_batch)])
     entries = {number: ledger.step(number).packs for number in range(max(steps))}
     log = {
