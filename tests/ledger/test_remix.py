@@ -201,7 +201,7 @@ def test_totals_inside_a_window_are_of_the_packs_that_it_gave_to_its_steps(
 ) -> None:
     """A change at a step tells what is new and what is padding in the steps after it."""
     ends = {} if weights is None else {"a": 1, "c": 2}
-    phases = weights and dict.fromkeys(range(0, 40, 13), weights)
+    phases = None if weights is None else dict.fromkeys(range(0, 40, 13), weights)
     mixture = WindowedMixture(PLANS, weights=phases, max_epochs=ends, balance=balance)
     ledger = StepLookup([Stretch(mixture=mixture, cursor=mixture.start(), global_batch=global_batch)])
     entries = {number: ledger.step(number).packs for number in range(max(steps))}
