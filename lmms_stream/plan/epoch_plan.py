@@ -122,29 +122,45 @@ class EpochPlan:
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the canonical node, block and position in the block of each pack."""
-        bounds = [numbers.min(), numbers.max()]
-        first, last = (np.searchsorted(self._phase_starts, bounds, side="right") - 1).tolist()
-        if first == last:
-            nodes, positions = self._in_phase(first, numbers)
-        else:
-            nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
-            phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
-            for phase in range(first, last + 1):
-                here = phases == phase
-                nodes[here], positions[here] = self._in_phase(phase, numbers[here])
+        nodes, positions = self._in_nodes(numbers)
         found = np.searchsorted(self._block_keys, nodes << _NODE_BITS | positions, side="right") - 1
         blocks = np.asarray(found - self._first_blocks[nodes], np.int64)
         return nodes, blocks, positions - self._packs_before_block[found]
 
-    def _in_phase(self, phase: int, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
+    def _in_nodes(self, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return the canonical node of each pack, and the number of earlier packs of its node."""
+        bounds = [numbers.min(), numbers.max()]
+        first, last = (np.searchsorted(self._phase_starts, bounds, side="right") - 1).tolist()
+        if first == last:
+            return self._in_phase(first, numbers)
+        nodes, positions = np.empty_like(numbers), np.empty_like(numbers)
+        phases = np.searchsorted(self._phase_starts, numbers, side="right") - 1
+        for phase in range(first, last + 1):
+            here = phases == phase
+            nodes[here], positions[here] = self._in_phase(phase, numbers[here])
+        return nodes, positions
+
+    def _in_phase(self, phase: int, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Return the same as _in_nodes, for packs of a phase."""
         rounds, turns = np.divmod(numbers - self._phase_starts[phase], len(self._phase_nodes[phase]))
         return self._phase_nodes[phase][turns], self._phase_rounds[phase] + rounds
 
     def blocks(self, numbers: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        """Return the blocks of packs: index into `numbers` of the first pack, canonical node, block.
+
+        numbers: ascending. Of many consecutive packs, only the first pack of each block is looked at.
+        """
+        first, stop = int(numbers[0]), int(numbers[-1]) + 1
+        are_consecutive = stop - first == len(numbers)
+        if are_consecutive and len(numbers) > len(self._block_keys):
+            before, after = (np.repeat(self._taken(each), self._num_blocks) for each in (first, stop))
+            begins, all_nodes = self._packs_before_block, self._block_keys >> _NODE_BITS
+            rows = np.flatnonzero((begins < after) & (begins + self._counts > before) & (self._counts > 0))
+            numbers = np.sort(self._numbers(all_nodes[rows], np.maximum(begins, before)[rows]))
         nodes, blocks, _ = self._locate(numbers)
         firsts = np.sort(np.unique(nodes << _NODE_BITS | blocks, return_index=True)[1])
-        return list(zip(firsts.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
+        at = numbers[firsts] - first if are_consecutive else firsts
+        return list(zip(at.tolist(), nodes[firsts].tolist(), blocks[firsts].tolist(), strict=True))
 
     def canonical_nodes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the canonical nodes of packs: int64, of the same shape; no block is packed."""
@@ -224,7 +240,7 @@ class EpochPlan:
         for node, block in dict.fromkeys(zip(nodes.tolist(), blocks.tolist(), strict=True)):
             row = self._row(node, block)
             if self._counts[row]:
-                first = int(self._numbers(node, self._packs_before_block[row : row + 1])[0])
+                first = int(self._numbers(np.array([node]), self._packs_before_block[row : row + 1])[0])
                 waiting.append((first, node, block, sample_ids[(nodes == node) & (blocks == block)]))
         waiting.sort(key=lambda each: each[0], reverse=True)
         found: list[tuple[int, int]] = []
@@ -255,7 +271,7 @@ class EpochPlan:
         if self._turns is not None:
             turned = self._turned(node, row - int(self._first_blocks[node]), np.arange(len(packs)))
             found = np.argsort(turned)[found]
-        numbers = self._numbers(node, self._packs_before_block[row] + found)
+        numbers = self._numbers(np.full_like(found, node), self._packs_before_block[row] + found)
         return SamplePacks(packs=numbers, sample_ids=ids[packs.order[segments]])
 
     def amounts(self, num_packs: int) -> Amounts:
@@ -369,14 +385,15 @@ class EpochPlan:
         is_kept = self._inputs.packing.overlong == "keep"
         return positions, tokens if is_kept else np.minimum(tokens, limit)
 
-    def _numbers(self, node: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of packs of a canonical node. rounds: positions in the node; each round takes one pack."""
+    def _numbers(self, nodes: _Numbers, rounds: _Numbers) -> _Numbers:
+        """Return the numbers of packs of canonical nodes. rounds: position in the node; each round takes one pack."""
         numbers = np.empty_like(rounds)
         phases = np.searchsorted(self._phase_rounds, rounds, side="right") - 1
-        for at, phase in enumerate(phases.tolist()):
-            nodes = self._phase_nodes[phase]
-            turn = int(np.searchsorted(nodes, node))
-            numbers[at] = self._phase_starts[phase] + (rounds[at] - self._phase_rounds[phase]) * len(nodes) + turn
+        for phase in np.unique(phases).tolist():
+            here = phases == phase
+            turns = np.searchsorted(self._phase_nodes[phase], nodes[here])
+            in_phase = rounds[here] - self._phase_rounds[phase]
+            numbers[here] = self._phase_starts[phase] + in_phase * len(self._phase_nodes[phase]) + turns
         return numbers
 
     def _turned(self, node: int, block: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -322,9 +322,9 @@ class Mixture:
     ) -> int:
         """Take `count` packs from a step on, or up to the end (without weights: of the epoch).
 
-        Move `sources` behind these packs, add rows for them to `ranges`, and return their number. begun: packs taken
-        before, since the beginning of the step. until: the last pack to take, a range of length 1. keeps_length: no
-        packing_length changes.
+        Move `sources` behind these packs, add rows for them to `ranges`, in each step by source, and return their
+        number. begun: packs taken before, since the beginning of the step. until: the last pack to take, a range of
+        length 1. keeps_length: no packing_length changes.
         """
         done, turn = 0, step * global_batch + begun  # turns count from step 0
         while True:
@@ -361,11 +361,12 @@ class Mixture:
         )
         while done < count and not is_found and turns.go_on():
             step, in_step = divmod(turn + done, global_batch)
-            rows, ends = self._phases(step, global_batch - in_step, global_batch=global_batch)
+            steps = global_batch - in_step, global_batch
+            rows, ends = self._phases(step, steps[0], global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
             least = UNIT // max(2, 2 * len(self.read_names) - 2)
-            num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, ranges=ranges)
+            num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
             done += num_packs
         turns.write()
         return done, is_found

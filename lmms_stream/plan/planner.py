@@ -20,7 +20,6 @@ from .cursor import Cursor, WindowCursor
 from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
 from .mixture import Mixture, Step
-from .next_use import served_nodes
 from .order import shards_of
 from .packing import PackRange
 from .source_ranges import SourceBlock, SourceRanges
@@ -107,9 +106,7 @@ class StepPlanner:
         self._num_workers = num_workers
         sizes = [plan.samples_per_shard for plan in mixture.plans.values()]
         self._first_ids = [np.cumsum(samples) - samples for samples in sizes]
-        nodes, num_canonical_nodes = config.world.group_nodes, mixture.num_canonical_nodes
-        node = config.world.group_node
-        self._served = served_nodes(node, nodes=nodes, num_canonical_nodes=num_canonical_nodes)  # nodes made of windows
+        self._window: tuple[WindowCursor, int, NDArray[np.bool_], SortedPacks] | None = None  # the last, see _in_window
         self._blocks = EnteredBlocks(mixture, global_batch=config.global_batch)
 
     def plan(self, cursor: Cursor) -> Iterator[Planned]:
@@ -184,54 +181,61 @@ class StepPlanner:
         Positions: int64[num_steps, micro_batches], PAD without a pack. Packs of other nodes are not made.
         """
         ranges = SourceRanges.joined([each.step.ranges for each in stretch])
-        num_steps = len(stretch)
-        batch, world = self.config.global_batch, self.config.world
-        nodes, node = world.group_nodes, world.group_node
-        chosen = None
-        steps = np.arange(ranges.num_packs) // batch
-        if len(nodes) > 1:
-            node_of_pack = nodes_of_packs(
-                self.mixture.canonical_nodes(ranges),
-                global_batch=batch,
-                nodes=nodes,
-                num_canonical_nodes=self.mixture.num_canonical_nodes,
-            )
-            chosen = np.flatnonzero(node_of_pack == node)
-            steps = steps[chosen]
-        packs = self._in_windows(stretch, ranges, chosen)
+        packs, steps = self._on_node(stretch, ranges)
+        nodes, node = self.config.world.group_nodes, self.config.world.group_node
         dealt = deal_lists(
             packs,
             steps,
-            num_lists=num_steps,
+            num_lists=len(stretch),
             ranks=nodes[node],
             packs_per_rank=self.config.micro_batches,
         )
-        return ranges, packs, dealt[:, world.group - sum(nodes[:node])]
+        return ranges, packs, dealt[:, self.config.world.group - sum(nodes[:node])]
 
-    def _in_windows(
-        self, stretch: Sequence[_ReaderStep], ranges: SourceRanges, chosen: NDArray[np.int64] | None
-    ) -> PackRange:
-        """Return the chosen packs of steps, as their windows give them. ranges: of the steps, in turn.
+    def _on_node(self, stretch: Sequence[_ReaderStep], ranges: SourceRanges) -> tuple[PackRange, NDArray[np.int64]]:
+        """Return the packs on the group's node, and for each the number in `stretch` of its step."""
+        batch = self.config.global_batch
+        steps = np.arange(ranges.num_packs) // batch
+        windows = [each.step.window for each in stretch if each.step.window is not None]
+        if len(windows) == len(stretch):
+            turns = (np.array([[window.num_done] for window in windows]) + np.arange(batch)).ravel()
+            turns = turns[turns < windows[0].num_packs]  # the last step may be short
+            is_here, packs = self._in_window(windows[0])
+            return packs.take(turns[is_here[turns]]), steps[is_here[turns]]
+        chosen = None
+        if len(self.config.world.group_nodes) > 1:
+            chosen = np.flatnonzero(self._are_here(self.mixture.canonical_nodes(ranges)))
+            steps = steps[chosen]
+        if any(each.before.window is not None for each in stretch):
+            # After a change of global_batch a window ends in the middle of a step.
+            of_steps = [self.mixture.step(each.before, global_batch=batch) for each in stretch]
+            ranges = SourceRanges.joined([each.ranges for each in of_steps])
+        return self.mixture.packs(ranges, chosen), steps
 
-        Only packs of the canonical nodes of chosen packs are made.
-        """
-        mixture, windows = self.mixture, [each.step.window for each in stretch if each.step.window is not None]
-        if not windows and stretch[0].before.window is None:
-            return mixture.packs(ranges, chosen)
+    def _in_window(self, window: WindowCursor) -> tuple[NDArray[np.bool_], SortedPacks]:
+        """Return whether the group's node reads each turn of a window, and the packs of the turns' canonical nodes."""
+        mixture, first = self.mixture, window.num_done % self.config.global_batch  # after a change of global_batch
         assert isinstance(mixture, WindowedMixture)
-        if chosen is not None:  # a full node passes packs on
-            self._served[mixture.canonical_nodes(ranges)[chosen]] = True
-        if len(windows) < len(stretch):  # a window ends in the middle of a step, after a change of global_batch
-            steps = [mixture.step(each.before, global_batch=self.config.global_batch) for each in stretch]
-            return mixture.packs(SourceRanges.joined([each.ranges for each in steps]), chosen)
-        turns = np.concatenate(
-            [window.num_done + np.arange(each.step.num_packs) for window, each in zip(windows, stretch, strict=True)]
-        )
-        return self._packs_of(windows[0]).take(turns if chosen is None else turns[chosen])
+        if self._window is None or self._window[:2] != (window.begin, first):
+            nodes = mixture.turns_of_window(window)[1]
+            is_here = np.append(np.zeros(first, bool), self._are_here(nodes[first:]))
+            made = np.zeros(mixture.num_canonical_nodes, bool)
+            made[nodes[is_here]] = True  # a full node passes packs on
+            packs = mixture.window_packs(window, None if made.all() else made)
+            self._window = window.begin, first, is_here, packs
+        return self._window[2:]
 
-    def _packs_of(self, window: WindowCursor) -> SortedPacks:
-        assert isinstance(self.mixture, WindowedMixture)
-        return self.mixture.window_packs(window, None if self._served.all() else self._served)
+    def _are_here(self, canonical_nodes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether the group's node reads each pack of successive steps. canonical_nodes: of the packs."""
+        world, num_canonical_nodes = self.config.world, self.mixture.num_canonical_nodes
+        found = nodes_of_packs(
+            canonical_nodes,
+            global_batch=self.config.global_batch,
+            nodes=world.group_nodes,
+            num_canonical_nodes=num_canonical_nodes,
+        )
+        is_here: NDArray[np.bool_] = found == world.group_node
+        return is_here
 
     def _works(self, stretch: Sequence[_ReaderStep], packs: PackRange, counts: Sequence[int]) -> Iterator[list[Work]]:
         """Yield the works of each step, by batch. packs: the reader's, of all steps; counts: packs of each step."""
@@ -320,7 +324,7 @@ class EnteredBlocks:
         found = []
         for number, step in enumerate(steps):
             if step.window is None or step.window.step != self._window:
-                turns = step.ranges if step.window is None else mixture.turns_of_window(step.window)
+                turns = step.ranges if step.window is None else mixture.turns_of_window(step.window)[0]
                 found += [(number, position, block) for position, block in mixture.blocks(turns)]
                 self._window = step.window and step.window.step
         return found

@@ -63,6 +63,17 @@ class SourceRanges(Sequence[SourceRange]):
         rows[:, 3] = rows[:, 2] + 1
         return SourceRanges(self.names, rows)
 
+    def packs(self, first: int, stop: int) -> SourceRanges:
+        """Return the packs [first, stop) in turn."""
+        ends = ends_of(self.rows[:, 3] - self.rows[:, 2])
+        begin = int(np.searchsorted(ends, first, side="right")) - 1
+        end = int(np.searchsorted(ends, stop))
+        rows = self.rows[begin:end].copy()
+        if len(rows):
+            rows[0, 2] += first - ends[begin]
+            rows[-1, 3] -= ends[end] - stop
+        return SourceRanges(self.names, rows)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
@@ -121,16 +132,17 @@ def by_epoch(
     begins = ends_of(stops - firsts)[:-1]
     joins = np.where(is_short[sources], 0, epochs)
     order = np.lexsort((firsts, epochs, joins, sources))  # plans make packs in ascending order
-    sources, joins, epochs, counts = sources[order], joins[order], epochs[order], (stops - firsts)[order]
+    sources, joins, epochs, firsts, counts = (each[order] for each in (sources, joins, epochs, firsts, stops - firsts))
     groups = np.flatnonzero((np.diff(sources, prepend=-1) != 0) | (np.diff(joins, prepend=-1) != 0))
-    ends = ends_of(counts)[np.append(groups, len(order))]
-    numbers, positions = runs(firsts[order], counts), runs(begins[order], counts)
-    of_packs = np.repeat(epochs, counts)
-    if chosen is not None:
-        is_chosen = np.zeros(len(positions), bool)
-        is_chosen[chosen] = True
-        here = is_chosen[positions]
-        numbers, positions, of_packs, ends = numbers[here], positions[here], of_packs[here], ends_of(here)[ends]
+    if chosen is None:
+        numbers, positions, of_packs = runs(firsts, counts), runs(begins[order], counts), np.repeat(epochs, counts)
+        ends = ends_of(counts)[np.append(groups, len(order))]
+    else:
+        at = np.argsort(order)[np.searchsorted(begins, chosen, side="right") - 1]
+        by_range = np.argsort(at, kind="stable")
+        at, positions = at[by_range], chosen[by_range]
+        numbers, of_packs = firsts[at] + positions - begins[order][at], epochs[at]
+        ends = np.searchsorted(at, np.append(groups, len(order)))
     bounds = ends.tolist()
     heads = zip(sources[groups].tolist(), bounds, bounds[1:], strict=False)
     found = [RangePacks(source, of_packs[a:b], numbers[a:b], positions[a:b]) for source, a, b in heads]
@@ -234,12 +246,13 @@ class SourceTurns:
         *,
         least: int,
         until: SourceRange | None,
+        steps: tuple[int, int],
         ranges: list[NDArray[np.int64]] | None,
     ) -> tuple[int, bool]:
         """Take the next `count` packs, up to the end of known epochs or up to a pack; return the number of packs taken.
 
         quotas, ends, least: see take_turns. until: a range of length 1; also return whether this pack is taken by now.
-        ranges: list to add rows of SourceRanges to; a row ends at the end of any source's epoch.
+        steps: see take_epochs. ranges: list to add rows of SourceRanges to.
         """
         wanted = self.names.index(until.source) if until is not None and until.source in self.names else None
         stop = np.array([-1, 0, 0])
@@ -250,7 +263,7 @@ class SourceTurns:
             self._joined = np.concatenate(self._counts), ends_of(np.array([len(each) for each in self._counts]))
         rows = np.empty((0 if ranges is None else min(count, MAX_ROWS) + len(self.names), 4), np.int64)
         done, num_rows, ended = take_epochs(
-            count, self._at, self._packs, *self._joined, self._credits, quotas, ends, UNIT, least, stop, rows
+            count, self._at, self._packs, *self._joined, self._credits, quotas, ends, UNIT, least, stop, steps, rows
         )
         self._ended = ended if ended >= 0 else None
         if ranges is not None:

@@ -79,17 +79,21 @@ class SortedPacks:
         packs: PackRange,
         made: NDArray[np.int64],
     ):
-        self.window, self.turns, self.packs = window, turns, packs
-        self._rows = turns.singly().rows
+        self.window, self.turns, self.packs, self.made = window, turns, packs, made
         places = np.random.default_rng([seed, _STREAM, window.step]).permutation(window.num_steps)
         group = nodes[made]
         if not window.across_sources:
-            group = group * (1 + self._rows[:, 0].max(initial=0)) + self._rows[made, 0]
+            group = group * (1 + packs.sources.max(initial=0)) + packs.sources
         by_place = np.lexsort((places[made // window.global_batch], group))
-        by_work = self._by_work(packs, group, window)
         self._made = np.full(window.num_packs, -1, np.int64)  # number of the turn's pack in `packs`
-        self._made[made[by_place]] = by_work
-        self._rows[made[by_place]] = self._rows[made[by_work]]
+        self._made[made[by_place]] = self._by_work(packs, group, window)
+
+    @cached_property
+    def _rows(self) -> NDArray[np.int64]:
+        """The pack of each turn as a row of SourceRanges; of nodes that were not made, in turn."""
+        rows, is_made = self.turns.singly().rows, self._made >= 0
+        rows[is_made] = rows[self.made[self._made[is_made]]]
+        return rows
 
     @staticmethod
     def _by_work(packs: PackRange, group: NDArray[np.int64], window: WindowCursor) -> NDArray[np.int64]:
@@ -152,8 +156,7 @@ class WindowedMixture(Mixture):
                     f"balance to {DEAL}, or shuffle to true"
                 )
         self._former: tuple[WindowCursor, Mixture] | None = None  # of a window that began with other sources or weights
-        self._turns: tuple[WindowCursor, SourceRanges] | None = None  # of the last window
-        self._single: tuple[SourceRanges, NDArray[np.int64]] | None = None  # these, as ranges of length 1
+        self._turns: tuple[WindowCursor, SourceRanges, NDArray[np.int64] | None] | None = None  # last window, nodes
         self._of_window: tuple[WindowCursor, bytes, SortedPacks] | None = None
 
     def adopt(self, cursor: Cursor) -> Cursor:
@@ -204,9 +207,8 @@ class WindowedMixture(Mixture):
             return step
         num_packs = min(step.num_packs, window.num_left)
         rows = self.window_packs(window).rows(window.num_done + np.arange(num_packs))
-        return replace(
-            step, ranges=SourceRanges(self.by_length.names, np.concatenate([rows, step.ranges.rows[num_packs:]]))
-        )
+        later = step.ranges.singly().rows[num_packs:]
+        return replace(step, ranges=SourceRanges(self.by_length.names, np.concatenate([rows, later])))
 
     def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
         window = self._window_at(cursor, global_batch=global_batch)
@@ -225,14 +227,17 @@ class WindowedMixture(Mixture):
             return cursor.window
         steps = self._window_steps(global_batch)
         most = min(steps * global_batch, self._packs_of_phase(cursor.step, global_batch=global_batch))
-        num_packs = self.take(dict(cursor.sources), cursor.step, most, global_batch=global_batch)
-        sources = {name: cursor.sources[name] for name in self.names}
+        ranges: list[NDArray[np.int64]] = []
+        num_packs = self.take(dict(cursor.sources), cursor.step, most, global_batch=global_batch, ranges=ranges)
         if not num_packs:
             return None
+        sources = {name: cursor.sources[name] for name in self.names}
         across = self.balance == ACROSS_SOURCES
-        return WindowCursor(
+        window = WindowCursor(
             cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix, across_sources=across
         )
+        self._turns = window, SourceRanges(self.by_length.names, np.concatenate(ranges)), None
+        return window
 
     def _packs_of_phase(self, step: int, *, global_batch: int) -> int:
         """Return the packs from a step on with the same weights and packing_length."""
@@ -247,30 +252,31 @@ class WindowedMixture(Mixture):
         """Return the packs of a window; the last window is kept. nodes: bool[num_canonical_nodes], see SortedPacks."""
         key = window.begin, b"" if nodes is None else nodes.tobytes()
         if self._of_window is None or self._of_window[:2] != key:
-            turns = self.turns_of_window(window)
-            of_turns = self.canonical_nodes(turns)
+            turns, of_turns = self.turns_of_window(window)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
             seed = self.plans[self._mixture_of(window).read_names[0]].order.seed
             self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 
-    def turns_of_window(self, window: WindowCursor) -> SourceRanges:
-        """Return the packs of a window in turn."""
+    def turns_of_window(self, window: WindowCursor) -> tuple[SourceRanges, NDArray[np.int64]]:
+        """Return the packs of a window in turn, and the canonical node of each, int64[num_packs]."""
         if self._turns is None or self._turns[0] != window.begin:
-            sources, mixture = dict(window.sources), self._mixture_of(window)
-            steps: list[NDArray[np.int64]] = []
-            batch = window.global_batch
-            at_once = batch if len(mixture.read_names) > 1 else window.num_packs  # a step has its sources one by one
-            for begin in range(0, window.num_packs, at_once):
-                size = min(at_once, window.num_packs - begin)
-                at = window.step + begin // batch
-                mixture.take(sources, at, size, global_batch=batch, ranges=steps, keeps_length=True)
-            rows = np.concatenate(steps)
+            mixture, batch = self._mixture_of(window), window.global_batch
+            ranges: list[NDArray[np.int64]] = []
+            mixture.take(
+                dict(window.sources), window.step, window.num_packs, global_batch=batch, ranges=ranges,
+                keeps_length=True,
+            )  # fmt: skip
+            rows = np.concatenate(ranges)
             if mixture is not self:
                 rows[:, 0] = self.by_length.numbers_of(mixture.by_length)[rows[:, 0]]
-            self._turns = window.begin, SourceRanges(self.by_length.names, rows)
-        return self._turns[1]
+            self._turns = window.begin, SourceRanges(self.by_length.names, rows), None
+        begin, turns, nodes = self._turns
+        if nodes is None:
+            nodes = self.canonical_nodes(turns)
+            self._turns = begin, turns, nodes
+        return turns, nodes
 
     def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
         if cursor.window is None:
@@ -323,15 +329,14 @@ class WindowedMixture(Mixture):
         taken = 0
         if window is not None:
             num_packs, done = min(count, window.num_left), window.num_done
-            mixture = self._mixture_of(window)
+            mixture, batch = self._mixture_of(window), window.global_batch
+            is_step_of_window = mixture is self and batch == global_batch and done % batch == 0
+            own = ranges if is_step_of_window else None
             taken = mixture.take(
-                sources, window.step, num_packs, global_batch=window.global_batch, begun=done, keeps_length=True
+                sources, window.step, num_packs, global_batch=batch, begun=done, ranges=own, keeps_length=True
             )
-            if ranges is not None:
-                turns = self.turns_of_window(window)
-                if self._single is None or self._single[0] is not turns:
-                    self._single = turns, turns.singly().rows
-                ranges.append(self._single[1][done : done + taken])
+            if ranges is not None and own is None:
+                ranges.append(self.turns_of_window(window)[0].packs(done, done + taken).rows)
         if taken < count:
             taken += self.take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
         return taken

@@ -77,9 +77,14 @@ def test_turns_by_heaps_are_those_of_a_look_at_every_source(
 
 
 @examples(100)
-@given(case=cases(), count=st.integers(1, 300), num_rows=st.sampled_from([0, 12, 500]))
-def test_ends_of_epochs_change_no_turns(
-    case: tuple[list[int], list[int], list[list[int]], list[int]], count: int, num_rows: int
+@given(
+    case=cases(),
+    count=st.integers(1, 300),
+    num_rows=st.sampled_from([0, 12, 1000]),
+    steps=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+)
+def test_ends_of_epochs_and_steps_change_no_turns(
+    case: tuple[list[int], list[int], list[list[int]], list[int]], count: int, num_rows: int, steps: tuple[int, int]
 ) -> None:
     """Sources whose epochs have `left` packs each take the turns of sources that have no ends."""
     left, credits, quotas, _ = case
@@ -89,7 +94,7 @@ def test_ends_of_epochs_change_no_turns(
     at, packs, until = np.zeros(num_sources, np.int64), np.zeros(num_sources, np.int64), np.array([-1, 0, 0])
     ends = np.array([NEVER])
     done, written, over = take_epochs(
-        count, at, packs, counts, firsts, lacks, np.array(quotas[:1]), ends, UNIT, least, until, rows
+        count, at, packs, counts, firsts, lacks, np.array(quotas[:1]), ends, UNIT, least, until, steps, rows
     )
     assert over == -1
     assert done == count or num_rows == 12
@@ -99,7 +104,12 @@ def test_ends_of_epochs_change_no_turns(
     assert lacks.tolist() == after
     if num_rows:
         of_rows = rows[:written]
-        assert np.bincount(of_rows[:, 0], of_rows[:, 3] - of_rows[:, 2], num_sources).tolist() == taken.tolist()
+        sizes = of_rows[:, 3] - of_rows[:, 2]
+        assert np.bincount(of_rows[:, 0], sizes, num_sources).tolist() == taken.tolist()
+        begins = np.cumsum(sizes) - sizes
+        if num_sources > 1:
+            of_step = np.append(np.zeros(steps[0], np.int64), 1 + np.arange(done) // steps[1])
+            assert np.array_equal(of_step[begins], of_step[begins + sizes - 1])
 
 
 def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +132,7 @@ def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyP
     counts, firsts = np.ones(num_sources * 9, np.int64), np.arange(num_sources + 1) * 9
     done, _, _ = turns.take_epochs(
         count, at, packs, counts, firsts, credits, quotas, np.array([NEVER]), UNIT, UNIT // 98, np.array([-1, 0, 0]),
-        np.zeros((count + num_sources, 4), np.int64),
+        (count, count), np.zeros((count + num_sources, 4), np.int64),
     )  # fmt: skip
     assert done == count
     assert at.tolist() == [4] * num_sources

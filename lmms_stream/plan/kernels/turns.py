@@ -228,16 +228,18 @@ def take_epochs(
     unit: int,
     least: int,
     until: _Numbers,
+    steps: tuple[int, int],
     rows: _Numbers,
 ) -> tuple[int, int, int]:
     """Let k sources give `count` packs in turn, through the epochs with known pack counts. See also take_turns.
 
     at, packs: int64[k], the current epoch of each source, and the consumed packs of this epoch; both are changed.
     counts: packs of the known epochs, source after source. first_counts: int64[k + 1], index in counts of each source's
-    epoch 0 in `at`. until: source, epoch and number of the last pack to take; -1 for no limit. rows: int64[n, 4],
-    written: taken ranges as source, epoch, first and stop, which end at each end of an epoch of any source; nothing is
-    written if n is 0. Returns the number of packs, the number of rows, and the source whose known epochs have ended, or
-    -1. The loop ends at this source, and when the rows of another epoch might not fit.
+    epoch 0 in `at`. until: source, epoch and number of the last pack to take; -1 for no limit. steps: packs to the end
+    of the first step, and packs of a step. rows: int64[n, 4], written: taken ranges as source, epoch, first and stop,
+    which end at each end of a step, and of an epoch of any source; nothing is written if n is 0. Returns the number of
+    packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, and
+    when the rows of another epoch might not fit.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:
@@ -249,6 +251,7 @@ def take_epochs(
         left[source] = _left(source, at, packs, counts, first_counts, until)
     turns = _begin(credits, quotas, ends, unit, least)  # the end of an epoch changes only the packs left in its source
     done = num_rows = 0
+    stop, batch = steps
     over = -1
     is_found = False
     while done < count and over < 0 and not is_found and (not len(rows) or num_rows + num_sources <= len(rows)):
@@ -257,7 +260,9 @@ def take_epochs(
             turns.givers[0], num_givers = 0, 1
             done += taken[0]
         else:
-            done, num_givers = _take(turns, done, count, left, credits, quotas, ends, unit, least, taken)
+            most = min(count, stop) if len(rows) else count
+            done, num_givers = _take(turns, done, most, left, credits, quotas, ends, unit, least, taken)
+            stop += batch if done == stop else 0
         ended = -1
         for source in np.sort(turns.givers[:num_givers]):
             if len(rows):
