@@ -198,9 +198,9 @@ def mixed_samples(seed: int) -> None:
     alone, together = plans_of(sizes, 4096, seed)
     speeds = []
     for plan in (alone["dataset 2"], together):
-        count_blocks(plan._inputs, plan._order_of(0), num_threads=1)
+        count_blocks(plan._inputs, plan.order_of(0), num_threads=1)
         started = time.process_time()
-        count_blocks(plan._inputs, plan._order_of(1), num_threads=1)
+        count_blocks(plan._inputs, plan.order_of(1), num_threads=1)
         speeds.append(plan.epoch_size / (time.process_time() - started) / 1e6)
     print(
         f"counted on a core: {speeds[1]:.1f} M samples/s of datasets that are mixed, {speeds[0]:.1f} M of one dataset"

@@ -48,8 +48,8 @@ class BlocksAhead:
         self._world = world
         self._outlooks: dict[str, CacheOutlook] = {}
         for source, dataset in datasets.items():
-            quota = dataset.stored[0].cache.quota
-            if quota is not None and not dataset.is_mixed:  # of several streams the shards used last are kept
+            quota = next((each.cache.quota for each in dataset.stored if each.cache.quota is not None), None)
+            if quota is not None:
                 outlook = CacheOutlook(
                     dataset, self._needed(source), margin_steps=margin_steps, epoch=epochs.get(source, 0)
                 )
@@ -121,10 +121,16 @@ class CacheOutlook:
     """
 
     def __init__(self, dataset: PackedDataset, serves: NDArray[np.bool_], *, margin_steps: int, epoch: int):
-        shards = dataset.one.shards
-        self._next_use = NextUse(dataset.plan, serves=serves, sizes=shards.sizes, limit_bytes=dataset.fetch.limit_bytes)
-        self._numbers = ShardNumbers(shards)
-        self._folder = dataset.one.cache.folder
+        sizes = np.concatenate([each.shards.sizes * each.is_copied for each in dataset.stored])
+        self._next_use = NextUse(dataset.plan, serves=serves, sizes=sizes, limit_bytes=dataset.fetch.limit_bytes)
+        self._streams: dict[
+            Path, tuple[Path, ShardNumbers, int]
+        ] = {}  # folder, shards and first shard, by their folders
+        first = 0
+        for stored in dataset.stored:
+            stream = stored.cache.folder, ShardNumbers(stored.shards), first
+            self._streams |= dict.fromkeys(stored.shard_folders, stream)
+            first += len(stored.shards)
         self._margin = margin_steps
         self._step = 0
         self._places = Places(len(serves), epoch=epoch)
@@ -145,11 +151,12 @@ class CacheOutlook:
             self.version += 1
 
     def next_uses(self, folder: Path, names: list[str]) -> list[float]:
-        prefix = os.path.relpath(folder, self._folder)
+        of_stream, shards, first = self._streams[folder]
+        prefix = os.path.relpath(folder, of_stream)
         below = "" if prefix == "." else f"{prefix}/"
-        numbers = self._numbers.of([below + str(file_of(Path(name))) for name in names])
+        numbers = shards.of([below + str(file_of(Path(name))) for name in names])
         times = self._known_times()
-        found: list[float] = np.where(numbers == UNKNOWN, np.float32(NEVER), times[numbers]).tolist()
+        found: list[float] = np.where(numbers == UNKNOWN, np.float32(NEVER), times[first + numbers]).tolist()
         return found
 
     def _known_times(self) -> NDArray[np.float32]:

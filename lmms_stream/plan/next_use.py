@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from .assign import has_equal_shares, home_nodes
 from .order import EpochOrder, Turns
 from .pack_plan import PackPlan
+from .sample_order import SampleOrder
 
 NOW, NEVER = 0.0, float("inf")
 MAX_EPOCHS = 4  # epochs to search
 _TURN_BITS = 32
 _SOON = np.float32(2.0**-20)  # of an epoch: minimum time for shards that are not needed now
 _BLOCKS_OF_SHARD = 4  # pieces of a shard that give its next use precisely enough
+_MAX_CALLS = 1 << 14  # of shards_of_block: seconds at most
 
 
 class _Pieces(NamedTuple):
@@ -138,6 +140,8 @@ class NextUse:
         return self._epochs[epoch]
 
     def _cut(self, epoch: int) -> _Pieces:
+        if self._plan.streams is not None:
+            return self._cut_streams(epoch)
         config = self._plan.order
         order = EpochOrder(self._plan.samples_per_shard, config=config, epoch=epoch if config.reshuffle else 0)
         num_blocks = np.array([order.num_blocks(node) for node in range(order.num_canonical_nodes)], np.int64)
@@ -155,3 +159,20 @@ class NextUse:
         at = (firsts / np.maximum(num_blocks[nodes], 1)).astype(np.float32)
         narrow = [each.astype(np.int32) for each in (shards, nodes, firsts, lasts)]
         return _Pieces(narrow[0], narrow[1], narrow[2], narrow[3], at)
+
+    def _cut_streams(self, epoch: int) -> _Pieces:
+        """Return a piece for each shard of each block: a shard of a stream may be in many blocks."""
+        order = self._plan.order_of(epoch)
+        assert isinstance(order, SampleOrder)
+        nodes = np.flatnonzero(self._serves).tolist()
+        num_blocks = {node: order.num_blocks(node) for node in nodes}
+        most = min(_BLOCKS_OF_SHARD * len(self._sizes), _MAX_CALLS)
+        together = max(1, sum(num_blocks.values()) // most)
+        starts = [(node, block) for node in nodes for block in range(0, num_blocks[node], together)]
+        shards = [order.shards_of_block(node, block, together) for node, block in starts]
+        counts = [len(each) for each in shards]
+        rows = [(node, block, min(block + together, num_blocks[node]) - 1) for node, block in starts]
+        at_nodes, firsts, lasts = np.repeat(np.array(rows, np.int32).reshape(-1, 3), counts, axis=0).T
+        at = np.repeat(np.array([block / num_blocks[node] for node, block in starts], np.float32), counts)
+        found = np.concatenate([np.empty(0, np.int64), *shards]).astype(np.int32)
+        return _Pieces(found, at_nodes, firsts, lasts, at)

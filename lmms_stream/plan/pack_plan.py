@@ -88,7 +88,7 @@ class PackPlan:
                 "samples: leave reshuffle out, or mix whole packs of the datasets (mixing: packs)"
             )
         self.epoch_size = self.num_samples if streams is None else sum(streams.counts)  # samples of an epoch
-        self.num_canonical_nodes = self._order_of(0).num_canonical_nodes
+        self.num_canonical_nodes = self.order_of(0).num_canonical_nodes
         self.fingerprint = self._fingerprint(index.content_hash + index.patches_hash)
         self._counts_cache: CountsCache = {} if counts_cache is None else counts_cache
         self._counting = counting
@@ -204,7 +204,7 @@ class PackPlan:
         if self.streams is None:
             yield from (slice(at, at + _CHUNK) for at in range(0, self.num_samples, _CHUNK))
             return
-        order = self._order_of(epoch)
+        order = self.order_of(epoch)
         for node in range(order.num_canonical_nodes):
             yield from (order.block(node, block) for block in range(order.num_blocks(node)))
 
@@ -375,9 +375,10 @@ class PackPlan:
     def _packed(self, epoch: int) -> tuple[str, Order]:
         """The key and the order of the epoch whose packs an epoch has: its own, or with fixed packs the first."""
         packed = epoch if self.order.reshuffle else 0
-        return f"{self.fingerprint}-{packed}", self._order_of(packed)
+        return f"{self.fingerprint}-{packed}", self.order_of(packed)
 
-    def _order_of(self, epoch: int) -> Order:
+    def order_of(self, epoch: int) -> Order:
+        """Return the order of the samples of an epoch, without counting packs."""
         if self.streams is None:
             return EpochOrder(self.samples_per_shard, config=self.order, epoch=epoch)
         sizes = np.split(self.samples_per_shard, self.streams.first_shards[1:-1])

@@ -188,12 +188,12 @@ class SampleOrder:
         cuts = [*range(first, stop, MAX_CHUNK), stop]
         return np.concatenate([values_of(node, np.arange(a, b, dtype=np.int64)) for a, b in pairwise(cuts)])
 
-    def shards_of_block(self, node: int, block: int) -> Ids:
+    def shards_of_block(self, node: int, block: int, num_blocks: int = 1) -> Ids:
         """Return the shards of the shuffle blocks of passes with samples of a block; empty beyond the last block.
 
-        The streams take turns, each in laid-out order.
+        The streams take turns, each in laid-out order. num_blocks: consecutive blocks to take together.
         """
-        first, stop = self._bounds_of_block(node, block)
+        first, stop = self._bounds_of_block(node, block)[0], self._bounds_of_block(node, block + num_blocks - 1)[1]
         found, turns = [np.empty(0, np.int64)], [np.empty(0)]
         for stream in range(len(self._counts)) if first < stop else ():
             begin, end = np.add(self._candidates(node, stream, first, stop), self._starts[stream][node]).tolist()

@@ -10,6 +10,7 @@ from lmms_stream.plan.next_use import NEVER, NOW, NextUse, Places, place, served
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig
+from lmms_stream.plan.sample_order import Streams
 from numpy.typing import NDArray
 
 from ..strategies import examples, order_configs, shard_sizes
@@ -17,33 +18,39 @@ from ..strategies import examples, order_configs, shard_sizes
 EPOCHS = 3
 
 
-def plan_of(sizes: list[int], config: OrderConfig) -> PackPlan:
-    return PackPlan(np.full(sum(sizes), 5, np.uint32), sizes, order=config, packing=PackingConfig(packing_length=20))
+def plan_of(sizes: list[int], config: OrderConfig, streams: Streams | None = None) -> PackPlan:
+    packing = PackingConfig(packing_length=20)
+    return PackPlan(np.full(sum(sizes), 5, np.uint32), sizes, order=config, packing=packing, streams=streams)
 
 
-def needs_of(plan: PackPlan, order: EpochOrder, *, node: int, epoch: int) -> list[NDArray[np.int64]]:
+def needs_of(plan: PackPlan, *, node: int, epoch: int) -> list[NDArray[np.int64]]:
     """The shards with samples that each block of a canonical node needs, turn by turn."""
     return [
         np.array([each for each in plan.shards_of_block(epoch, node, turn) if plan.samples_per_shard[each]], np.int64)
-        for turn in range(order.num_blocks(node))
+        for turn in range(plan.order_of(epoch).num_blocks(node))
     ]
 
 
 @examples(80)
-@given(sizes=shard_sizes(), config=order_configs(), reshuffle=st.booleans(), data=st.data())
+@given(sizes=shard_sizes(), config=order_configs(), reshuffle=st.booleans(), is_mixed=st.booleans(), data=st.data())
 def test_shards_are_needed_with_their_next_block_in_this_epoch_or_the_next(
-    sizes: list[int], config: OrderConfig, reshuffle: bool, data: st.DataObject
+    sizes: list[int], config: OrderConfig, reshuffle: bool, is_mixed: bool, data: st.DataObject
 ) -> None:
     assume(sum(sizes))
+    cut = len(sizes) // 2
+    parts, streams = [sum(sizes[:cut]), sum(sizes[cut:])], None
+    if is_mixed and all(parts):
+        reshuffle = True
+        streams = Streams(("a", "b"), (cut, len(sizes) - cut), (3 * parts[0], parts[1] // 2 + 1))
     config = OrderConfig(
         seed=config.seed,
         shuffle=config.shuffle,
         num_canonical_nodes=config.num_canonical_nodes,
-        shuffle_block_size=max(config.shuffle_block_size, sum(sizes) // (4 * len(sizes)) + 1),  # blocks are not joined
+        shuffle_block_size=max(config.shuffle_block_size, 3 * sum(sizes) // (4 * len(sizes)) + 1),  # are not joined
         reshuffle=reshuffle,
     )
-    plan = plan_of(sizes, config)
-    order = EpochOrder(sizes, config=plan.order, epoch=0)
+    plan = plan_of(sizes, config, streams)
+    order = plan.order_of(1)
     at = [data.draw(st.integers(0, max(0, order.num_blocks(node) - 1))) for node in range(order.num_canonical_nodes)]
     places = np.array([place(1, turn) for turn in at], np.int64)
     next_use = NextUse(plan, serves=np.ones(len(at), bool), sizes=np.array(sizes), limit_bytes=None)
@@ -51,7 +58,7 @@ def test_shards_are_needed_with_their_next_block_in_this_epoch_or_the_next(
     expected = np.full(len(sizes), NEVER)
     for epoch in range(EPOCHS, 0, -1):
         for node, begun in enumerate(at):
-            turns = needs_of(plan, order, node=node, epoch=epoch)
+            turns = needs_of(plan, node=node, epoch=epoch)
             for turn in reversed(range(begun if epoch == 1 else 0, len(turns))):
                 is_now = epoch == 1 and turn == begun
                 time = NOW if is_now else epoch - 1 + turn / len(turns)

@@ -49,10 +49,10 @@ class Downloads:
 class Cache:
     """Cache of each node for the shards [first, stop) of a source, with at most limit_bytes.
 
-    outlooks: one outlook per node, to choose the shards to evict; None: the least recently used shards.
+    outlooks: one outlook per node, to choose the shards to evict.
     """
 
-    def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[SimulatedOutlook | None]):
+    def __init__(self, sizes: _Numbers, first: int, *, limit_bytes: int, outlooks: Sequence[SimulatedOutlook]):
         self._sizes, self._first, self._limit, self._outlooks = sizes, first, limit_bytes, outlooks
         self._used_at = np.zeros((len(outlooks), len(sizes)), np.int32)  # of held shards
         self._is_held = np.zeros((len(outlooks), len(sizes)), bool)
@@ -72,33 +72,29 @@ class Cache:
     def _use_on(
         self,
         node: int,
-        outlook: SimulatedOutlook | None,
+        outlook: SimulatedOutlook,
         entered: Sequence[tuple[int, SourceBlock]],
         steps: _Numbers,
         shards: _Numbers,
     ) -> NDArray[np.bool_]:
         """Return bool[n]: reads of a node with a download, given the evictions from its cache."""
         missed = np.empty(len(steps), bool)
-        changes = [] if outlook is None else outlook.changes(entered)
-        changes = [step for step in changes if not len(steps) or step <= steps[-1]]
+        changes = [step for step in outlook.changes(entered) if not len(steps) or step <= steps[-1]]
         cuts = np.searchsorted(steps, changes).tolist()
         for step, begin, end in zip([-1, *changes], [0, *cuts], [*cuts, len(steps)], strict=True):
-            if step >= 0 and outlook is not None:
+            if step >= 0:
                 outlook.move_to(step)
             if begin == end:
                 continue
             here = slice(begin, end)
             self._used[node] = use_needed_last(
                 steps[here], shards[here], self._sizes, self._limit, self._used_at[node], self._is_held[node],
-                self._victims(node, outlook, shards[here]), -1 if outlook is None else outlook.since, self._used[node],
-                missed[here],
+                self._victims(node, outlook, shards[here]), outlook.since, self._used[node], missed[here],
             )  # fmt: skip
         return missed
 
-    def _victims(self, node: int, outlook: SimulatedOutlook | None, shards: _Numbers) -> _Numbers:
+    def _victims(self, node: int, outlook: SimulatedOutlook, shards: _Numbers) -> _Numbers:
         """Shards in a node's cache without a current need, in order of eviction."""
-        if outlook is None:
-            return np.empty(0, np.int64)
         held, new = self._is_held[node], np.unique(shards)
         if self._used[node] + int(self._sizes[new[~held[new]]].sum()) <= self._limit:
             return np.empty(0, np.int64)  # there is room for all

@@ -195,9 +195,8 @@ def _caches(sources: Sources, cluster: Cluster, needs: Needs) -> dict[int, Cache
     for number, (name, limit) in enumerate(sources.limits_on(cluster).items()):
         sizes = sources.shards[name].stored
         if limit is not None:
-            is_mixed = sources.plans[name].streams is not None
             outlooks = [
-                None if is_mixed else SimulatedOutlook(
+                SimulatedOutlook(
                     sources, name, node * len(group_nodes) // cluster.num_nodes,
                     nodes=group_nodes, limit_bytes=limit, margin_steps=margin,
                 )
