@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -245,7 +245,7 @@ class PackedModel(torch.nn.Module):
         if parts is not None:
             learnt, targets = learnt_tokens(parts.labels(batch.labels))
             inputs = self._own(inputs, batch)
-        with self._towers_run(batch, inputs) as zero:
+        with self._towers_run(batch, inputs):
             output, (of_tokens, logs) = self._losses(batch, inputs, learnt, targets)
         if parts is not None:
             of_tokens, logs = parts.whole_losses(of_tokens, logs, learnt, every_learnt, batch.num_tokens)
@@ -253,7 +253,7 @@ class PackedModel(torch.nn.Module):
         if self.router_weight and self.training:
             routed = [self._whole(each.flatten(0, -2), batch) for each in output.router_logits]
             router = router_loss(routed, packs or [batch], config=self.model.config)
-        return PackLosses(of_tokens if zero is None else of_tokens + zero, logs, router)
+        return PackLosses(of_tokens, logs, router)
 
     def learnt(self, labels: torch.Tensor, *, num_learnt: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions that predict a target, and the targets: see learnt_tokens."""
@@ -289,18 +289,27 @@ class PackedModel(torch.nn.Module):
         return output, losses
 
     @contextmanager
-    def _towers_run(self, batch: Batch, inputs: dict[str, Any]) -> Iterator[torch.Tensor | None]:
-        """Run the towers of kinds without media in the batch on the smallest media; yield 0, from their outputs.
+    def _towers_run(self, batch: Batch, inputs: dict[str, Any]) -> Iterator[None]:
+        """Run the towers of kinds without media in the batch on the smallest media; the model runs inside this context.
 
-        The model runs inside this context. None for a model without towers.
+        Add 0, from their outputs, to the embeddings: as on ranks with media, the backward pass goes through all blocks
+        to the towers, even if the embedding is not trained. FSDP sums gradients in this order.
         """
         if self._dummies is None:
-            yield None
-        elif len({*self._tower_paths.values()}) == 1 and self.sequence is None:
-            yield self._dummies.zero(self.media_model, batch.inputs, batch.input_ids.device)
+            yield
+            return
+        run: AbstractContextManager[torch.Tensor]
+        if len({*self._tower_paths.values()}) == 1 and self.sequence is None:
+            run = nullcontext(self._dummies.zero(self.media_model, batch.inputs, batch.input_ids.device))
         else:
-            with self._dummies.run_first(self.media_model, inputs, batch.input_ids, self.sequence) as zero:
-                yield zero
+            run = self._dummies.run_first(self.media_model, inputs, batch.input_ids, self.sequence)
+        with run as zero:
+            embedding: Any = self.model.get_input_embeddings()
+            hook = embedding.register_forward_hook(lambda _, __, output: output + zero.to(output.dtype))
+            try:
+                yield
+            finally:
+                hook.remove()
 
     def dummy_tokens(self, device: torch.device) -> dict[str, int]:
         """Return the tokens of the smallest medium of each kind; {} for a model without a family."""
@@ -330,9 +339,9 @@ class PackedModel(torch.nn.Module):
     def logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of all tokens: float[1, T, V]; no view, because FSDP's hooks do not follow views."""
         inputs = self._own(self._run_inputs(batch), batch)
-        with nullcontext() if self.sequence is None else self._towers_run(batch, inputs) as zero:
+        with nullcontext() if self.sequence is None else self._towers_run(batch, inputs):
             own = self.model(**inputs).logits
-        logits = self._whole(own if zero is None else own + zero, batch, dim=1)
+        logits = self._whole(own, batch, dim=1)
         if self.read_logits is not None:
             self.read_logits(batch, lambda part: logits[0, part])
         return logits
