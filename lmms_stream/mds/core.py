@@ -308,11 +308,23 @@ class PackedDataset:
     def length_index(self) -> LengthIndex:
         """The lengths index of this dataset's processor, memory-mapped; LengthsError without an index.
 
-        Without a processor: the index written last. The lengths of several streams are joined in memory, 4 bytes a
-        sample.
+        Without a processor: the index written last. The lengths of several streams are joined in a file on this node, 4
+        bytes a sample.
         """
         indexes = [stored.length_index(self.processor) for stored in self.stored]
-        return indexes[0] if len(indexes) == 1 else concatenated(indexes)
+        return indexes[0] if len(indexes) == 1 else concatenated(indexes, join=self._joined)
+
+    def _joined(self, key: str, parts: Sequence[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
+        """Return arrays joined in a file, memory-mapped; the first process of a node joins them."""
+        key += "-" + short_digest(repr([len(each) for each in parts]).encode())
+        kept = PackCountsFolder(self.stored[0].state_folder / "_lmms" / "joined", num_kept=KEPT_JOINED, is_mapped=True)
+        if not self.num_samples:
+            return np.concatenate(parts)
+        if key not in kept:
+            with kept.counting(key):
+                if key not in kept:
+                    kept[key] = np.concatenate(parts)
+        return kept[key]
 
     @property
     def lane_order(self) -> OrderConfig:
@@ -409,29 +421,30 @@ def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
 # Pack counts of plans, kept in a folder of the dataset's copy on this node.
 
 KEPT_FILES = 256  # most recently used files: for example sixteen epochs of sixteen plans
+KEPT_JOINED = 8  # joined lengths
 WAIT_S = 600.0  # longest wait for another counting process
 
 
-class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
+class PackCountsFolder(MutableMapping[str, NDArray[Any]]):
     """Pack counts of plans in files `<key>.npy` of a folder (see PackPlan's counts_cache).
 
-    Only the most recently used files stay.
+    Only the num_kept (0: KEPT_FILES) most recently used files stay. is_mapped: arrays are memory-mapped.
     """
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, *, num_kept: int = 0, is_mapped: bool = False):
+        self._folder, self._num_kept, self._is_mapped = folder, num_kept or KEPT_FILES, is_mapped
 
-    def __getitem__(self, key: str) -> NDArray[np.int64]:
+    def __getitem__(self, key: str) -> NDArray[Any]:
         path = self._folder / f"{key}.npy"
         try:
-            counts = np.load(path, allow_pickle=False)
+            counts: NDArray[Any] = np.load(path, mmap_mode="r" if self._is_mapped else None, allow_pickle=False)
         except (OSError, ValueError, EOFError):  # missing or cut short: counted again
             raise KeyError(key) from None
         with suppress(OSError):  # in a read-only folder no file is removed either
             os.utime(path)
-        return np.asarray(counts, dtype=np.int64)
+        return counts if self._is_mapped else np.asarray(counts, dtype=np.int64)
 
-    def __setitem__(self, key: str, counts: NDArray[np.int64]) -> None:
+    def __setitem__(self, key: str, counts: NDArray[Any]) -> None:
         path = self._folder / f"{key}.npy"
         with disk_errors(str(path)):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -473,7 +486,7 @@ class PackCountsFolder(MutableMapping[str, NDArray[np.int64]]):
         for path in self._folder.glob("[!.]*.npy"):
             with suppress(FileNotFoundError):  # another process removes the same
                 used.append((path.stat().st_mtime_ns, path))
-        for _, path in sorted(used, reverse=True)[KEPT_FILES:]:
+        for _, path in sorted(used, reverse=True)[self._num_kept :]:
             path.unlink(missing_ok=True)
         unfinished = {*leftovers(self._folder), *(file_of(path) for path in self._folder.glob(".*.npy.lock"))}
         for path in unfinished:

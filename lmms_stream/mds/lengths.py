@@ -11,7 +11,7 @@ import hashlib
 import json
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -289,16 +289,25 @@ def patches_of_all(indexes: Sequence[LengthIndex]) -> list[NDArray[np.integer[An
     return [np.broadcast_to(zero, len(each.lengths)) if each.patches is None else each.patches for each in indexes]
 
 
-def concatenated(indexes: Sequence[LengthIndex]) -> LengthIndex:
-    """Return the index of all samples of several indexes, in turn, with a hash of their hashes."""
+Join = Callable[[str, Sequence[NDArray[np.integer[Any]]]], NDArray[np.integer[Any]]]
+
+
+def concatenated(indexes: Sequence[LengthIndex], *, join: Join = lambda _, parts: np.concatenate(parts)) -> LengthIndex:
+    """Return the index of all samples of several indexes, in turn, with a hash of their hashes.
+
+    join: makes an array from parts, which have a joint hash.
+    """
     patches = patches_of_all(indexes)
+    content_hash, patches_hash = _joint_hash([each.content_hash for each in indexes]), ""
+    if patches is not None:
+        patches_hash = _joint_hash([each.patches_hash for each in indexes])
     of_kinds = [each.num_tokens_of or {KINDS[0]: each.num_tokens} for each in indexes] if patches is not None else []
     found = replace(
         indexes[0],
-        lengths=np.concatenate([each.lengths for each in indexes]),
-        content_hash=_joint_hash([each.content_hash for each in indexes]),
-        patches=None if patches is None else np.concatenate(patches),
-        patches_hash="" if patches is None else _joint_hash([each.patches_hash for each in indexes]),
+        lengths=join(content_hash, [each.lengths for each in indexes]),
+        content_hash=content_hash,
+        patches=None if patches is None else join(patches_hash, patches),
+        patches_hash=patches_hash,
         num_tokens_of={kind: sum(each.get(kind, 0) for each in of_kinds) for kind in KINDS} if of_kinds else None,
         num_cut=sum(each.num_cut for each in indexes),
         not_shown=added(each.not_shown for each in indexes),

@@ -203,6 +203,17 @@ def test_an_error_names_the_sample_in_its_stream(root: Path) -> None:
     assert dataset.plan.streams_of(np.array([39, 40, 339, 340])).tolist() == [0, 1, 1, 2]
 
 
+def test_processes_share_the_file_of_joined_lengths_and_replace_a_damaged_one(root: Path) -> None:
+    first, second = (mixed(datasets(root)).length_index() for _ in range(2))
+    (path,) = {Path(each.lengths.filename) for each in (first, second)}  # type: ignore[attr-defined]
+    assert isinstance(first.lengths, np.memmap)
+    expected = np.concatenate([each.length_index().lengths for each in datasets(root).values()])
+    assert first.lengths.tolist() == second.lengths.tolist() == expected.tolist()
+    path.write_bytes(path.read_bytes()[:-40])
+    assert mixed(datasets(root)).length_index().lengths.tolist() == expected.tolist()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
 def test_tokens_whose_columns_differ_are_not_packed_together(root: Path, tmp_path: Path) -> None:
     write_samples(tmp_path / "more", [(np.arange(30, dtype=np.int32), np.array([[0, 30]], np.int32))] * 9)
     index = json.loads((tmp_path / "more" / "index.json").read_text())

@@ -249,8 +249,6 @@ def worker_bytes(mixture: Mixture, *, num_items: int, packs_per_item: int, makes
         of_shard = SHARD_BYTES if num_shards <= LONG_INDEX else MAPPED_SHARD_BYTES
         total += kept * SEGMENT_BYTES + num_shards * of_shard
         replayed = max(replayed, block * REPLAY_BYTES)
-        if plan.streams is not None:  # lengths are joined in memory
-            total += plan.lengths.nbytes
         planned = max(planned, plan.epoch_size * min(1.0, STRETCH_PACKS / num_packs) * PLANNED_BYTES)
     longest = max(plan.longest_pack for plan in mixture.plans.values())
     return round(total + replayed + planned) + makes_batches * num_items * packs_per_item * longest * TOKEN_BYTES
