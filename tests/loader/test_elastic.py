@@ -114,7 +114,7 @@ def read_whole(folder: Path) -> Whole:
 
 
 @pytest.mark.parametrize("mode", ["plan", "lanes"])
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("num_workers", rounds([0, 3], [0, 1, 3]))
 @pytest.mark.parametrize("world", WORLDS)
 def test_resumed_twice_at_random_steps_in_any_world_the_global_batches_are_the_same(
     folder: Path, read_whole: Whole, mode: PackingMode, world: tuple[int, int], num_workers: int
