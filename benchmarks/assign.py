@@ -188,8 +188,7 @@ def report_windows(args: argparse.Namespace) -> None:
                 if packs_per_rank == 1:
                     seconds = planning_s(of_planning[name], balances, ranks=ranks)
                     for balance in balances[1:]:
-                        ratio = statistics.median(np.divide(seconds[balance], seconds["deal"]))
-                        slowest = max(slowest, ratio)
+                        slowest = max(slowest, statistics.median(np.divide(seconds[balance], seconds["deal"])))
                 for balance, figures in of_balance.items():
                     spread = figures[4] / of_balance["deal"][4]
                     time_s = f"{min(seconds[balance]):.2f}" if seconds else "-"

@@ -123,9 +123,8 @@ class CacheOutlook:
     def __init__(self, dataset: PackedDataset, serves: NDArray[np.bool_], *, margin_steps: int, epoch: int):
         sizes = np.concatenate([each.shards.sizes * each.is_copied for each in dataset.stored])
         self._next_use = NextUse(dataset.plan, serves=serves, sizes=sizes, limit_bytes=dataset.fetch.limit_bytes)
-        self._streams: dict[
-            Path, tuple[Path, ShardNumbers, int]
-        ] = {}  # folder, shards and first shard, by their folders
+        # By folder of shards: folder, shards and first shard of the stream.
+        self._streams: dict[Path, tuple[Path, ShardNumbers, int]] = {}
         first = 0
         for stored in dataset.stored:
             stream = stored.cache.folder, ShardNumbers(stored.shards), first

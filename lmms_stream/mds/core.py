@@ -316,10 +316,10 @@ class PackedDataset:
 
     def _joined(self, key: str, parts: Sequence[NDArray[np.integer[Any]]]) -> NDArray[np.integer[Any]]:
         """Return arrays joined in a file, memory-mapped; the first process of a node joins them."""
-        key += "-" + short_digest(repr([len(each) for each in parts]).encode())
-        kept = PackCountsFolder(self.stored[0].state_folder / "_lmms" / "joined", num_kept=KEPT_JOINED, is_mapped=True)
         if not self.num_samples:
             return np.concatenate(parts)
+        key += "-" + short_digest(repr([len(each) for each in parts]).encode())
+        kept = PackCountsFolder(self.stored[0].state_folder / "_lmms" / "joined", num_kept=KEPT_JOINED, is_mapped=True)
         if key not in kept:
             with kept.counting(key):
                 if key not in kept:
@@ -418,7 +418,7 @@ def core_of(dataset: PackedDataset | HasCore) -> PackedDataset:
     return core
 
 
-# Pack counts of plans, kept in a folder of the dataset's copy on this node.
+# Pack counts of plans, and joined lengths of several streams, in folders of the dataset's copy on this node.
 
 KEPT_FILES = 256  # most recently used files: for example sixteen epochs of sixteen plans
 KEPT_JOINED = 8  # joined lengths
@@ -426,7 +426,7 @@ WAIT_S = 600.0  # longest wait for another counting process
 
 
 class PackCountsFolder(MutableMapping[str, NDArray[Any]]):
-    """Pack counts of plans in files `<key>.npy` of a folder (see PackPlan's counts_cache).
+    """Arrays in files `<key>.npy` of a folder: pack counts (see PackPlan's counts_cache), or joined lengths.
 
     Only the num_kept (0: KEPT_FILES) most recently used files stay. is_mapped: arrays are memory-mapped.
     """

@@ -63,8 +63,8 @@ class SourceRanges(Sequence[SourceRange]):
         rows[:, 3] = rows[:, 2] + 1
         return SourceRanges(self.names, rows)
 
-    def packs(self, first: int, stop: int) -> SourceRanges:
-        """Return the packs [first, stop) in turn."""
+    def part(self, first: int, stop: int) -> SourceRanges:
+        """Return the ranges of the packs at positions [first, stop)."""
         ends = ends_of(self.rows[:, 3] - self.rows[:, 2])
         begin = int(np.searchsorted(ends, first, side="right")) - 1
         end = int(np.searchsorted(ends, stop))

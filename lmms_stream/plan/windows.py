@@ -325,7 +325,10 @@ class WindowedMixture(Mixture):
         global_batch: int,
         ranges: list[NDArray[np.int64]] | None = None,
     ) -> int:
-        """Take `count` packs like _take: first the rest of a window, by the steps of the window."""
+        """Take `count` packs like Mixture.take: first the rest of a window, by the steps of the window.
+
+        Turns of a window are listed by source in each step of the window: other steps are cut from this list.
+        """
         taken = 0
         if window is not None:
             num_packs, done = min(count, window.num_left), window.num_done
@@ -336,7 +339,7 @@ class WindowedMixture(Mixture):
                 sources, window.step, num_packs, global_batch=batch, begun=done, ranges=own, keeps_length=True
             )
             if ranges is not None and own is None:
-                ranges.append(self.turns_of_window(window)[0].packs(done, done + taken).rows)
+                ranges.append(self.turns_of_window(window)[0].part(done, done + taken).rows)
         if taken < count:
             taken += self.take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
         return taken
