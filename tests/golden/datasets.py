@@ -195,6 +195,12 @@ def processor_of(name: str, processors: Path) -> Processor:
     return ProcessorConfig(**settings).build()
 
 
+def set_source_times(root: Path) -> None:
+    """Give the files of sources/ the time of modification that states of LMMS Engine's readers know them by."""
+    for file in (root / "sources").iterdir():
+        os.utime(file, (1_795_000_000, 1_795_000_000))
+
+
 def write_datasets(root: Path) -> None:
     """Write processors/ and datasets/ below a folder."""
     from lmms_stream.converters.append import append
@@ -212,7 +218,7 @@ def write_datasets(root: Path) -> None:
     for number, (first, stop) in enumerate(((0, 30), (30, 48))):
         file = sources / f"chats-{number}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in chat_rows(first, stop)), encoding="utf-8")
-        os.utime(file, (1_795_000_000, 1_795_000_000))
+    set_source_times(root)
     write("chat", [sources / "chats-0.jsonl"])
     write("grown", [sources / "chats-0.jsonl"])
     grown: dict[str, Any] = {"num_workers": 1, "shard_bytes": 2_048, "processor": processor_of("grown", processors)}
@@ -249,7 +255,7 @@ def _write_mosaic(datasets: Path) -> None:
     from PIL import Image
 
     with MDSWriter(
-        columns=columns, out=str(datasets / "mosaic"), hashes=["sha1", "xxh64"], size_limit=4_096, compression="gz:5"
+        columns=columns, out=str(datasets / "mosaic"), hashes=["sha1", "xxh64"], size_limit=4_096, compression="bz2:9"
     ) as writer:
         for number in range(40):
             writer.write({

@@ -73,3 +73,14 @@ def file_sums(root: Path) -> dict[str, str]:
     """Return a digest of each file below a folder but sums.json, by its path."""
     files = sorted(path for path in root.rglob("*") if path.is_file() and path != root / "sums.json")
     return {path.relative_to(root).as_posix(): byte_digest(path.read_bytes()) for path in files}
+
+
+def changed_values(stored: Any, computed: Any, *, path: str = "") -> list[str]:
+    """Return the paths of stored values that are different now; further keys of today's mappings may be new."""
+    if isinstance(stored, dict) and isinstance(computed, dict):
+        inner = ((f"{path}.{key}", value, computed.get(key, "missing")) for key, value in stored.items())
+        return [changed for at, value, now in inner for changed in changed_values(value, now, path=at)]
+    if isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        pairs = enumerate(zip(stored, computed, strict=True))
+        return [changed for at, (a, b) in pairs for changed in changed_values(a, b, path=f"{path}[{at}]")]
+    return [] if stored == computed else [f"{path}: {stored!r} is {computed!r} now"]

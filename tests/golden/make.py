@@ -4,18 +4,23 @@ The files in the repository were written by this script at commit 67b50f60, befo
 not write them again when a test fails: a later commit would then compare itself with itself. Cases of something new go
 into new files.
 
-Two runs at 67b50f60 write equal files, but for: `_lmms/dataset.json` and `_lmms/provenance.*` of the datasets chat and
-grown (the path of their sources in FOLDER), files of checkpoints (paths, times, random names), and sums.json.
+Two runs at 67b50f60 write equal files, but for: `_lmms/dataset.json` of datasets ("asked" and "given once" are random
+for rows of memory; chat and grown name their sources in FOLDER, as does their `_lmms/provenance.json`), checkpoints and
+logs of runs (seconds, memory, names in `.metadata`), and sums.json.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import chdir
 from pathlib import Path
 
+from .config_cases import config_values, write_configs
 from .datasets import PROCESSORS, facts_of, mosaic_facts, write_datasets
 from .digests import file_sums, write_json
+from .door_cases import door_states
 from .pack_cases import GROUPS, pack_digests
+from .run_cases import write_runs
 from .state_cases import LOADERS, MIXTURES, following, mixture_digests, mixture_state, stored_state
 
 
@@ -39,6 +44,11 @@ def write_all(root: Path) -> None:
     write_json(root / "datasets.json", {name: facts_of(name, root) for name in PROCESSORS})
     write_json(root / "mosaic.json", mosaic_facts(root))
     write_states(root)
+    with chdir(root):
+        write_json(root / "doors.json", door_states())
+    write_runs(root)
+    write_configs(root)
+    write_json(root / "configs.json", config_values(root))
     write_json(root / "sums.json", file_sums(root))
 
 
