@@ -170,12 +170,12 @@ def other_plans() -> Iterator[tuple[str, str]]:
         plan = plan_of(num_samples, ORDERS["three nodes, small blocks"], overlong="split", with_patches=True)
         for epoch, digest in epoch_digests(plan, (0, 1)):
             yield f"{num_samples} samples with media: {epoch}", digest
-    for sizes in ([1], [0, 2, 0], [3, 1, 1, 30], [1] * 40):
+    for nodes, sizes in ((2, [1]), (2, [0, 2, 0]), (1, [2]), (1, [3, 4]), (2, [3, 1, 1, 30]), (2, [1] * 40)):
         num_samples = sum(sizes)
         lengths = uniform_lengths(num_samples, least=1, most=300, seed=num_samples)
         for strategy in STRATEGIES[:5]:
             packing = PackingConfig(packing_length=512, strategy=strategy)
-            plan = PackPlan(lengths, sizes, order=OrderConfig(seed=1, num_canonical_nodes=2), packing=packing)
+            plan = PackPlan(lengths, sizes, order=OrderConfig(seed=1, num_canonical_nodes=nodes), packing=packing)
             for epoch, digest in epoch_digests(plan, (0, 1, 500)):
                 yield f"shards of {sizes}, {strategy}: {epoch}", digest
     sizes = [300, 200, 0, 400, 90, 600, 10]
