@@ -176,7 +176,7 @@ def other_plans() -> Iterator[tuple[str, str]]:
         for strategy in STRATEGIES[:5]:
             packing = PackingConfig(packing_length=512, strategy=strategy)
             plan = PackPlan(lengths, sizes, order=OrderConfig(seed=1, num_canonical_nodes=nodes), packing=packing)
-            for epoch, digest in epoch_digests(plan, (0, 1, 500)):
+            for epoch, digest in epoch_digests(plan, (0, 1, 500, 2**32 + 5)):
                 yield f"shards of {sizes}, {strategy}: {epoch}", digest
     sizes = [300, 200, 0, 400, 90, 600, 10]
     for counts in ((500, 490, 610), (250, 980, 100), (1_700, 0, 33)):
