@@ -148,14 +148,12 @@ keep_names(
     },
 )
 
-_OF_MOSAICML = {"PackedStreamingDataset", "Stream", "StreamingDataLoader", "StreamingDataset"}
-
 _imported, __dir__ = lazy_names(__name__, _HOME)
 
 
 def __getattr__(name: str) -> Any:
     """A public name; if MosaicML's package is imported, four names are our classes derived from its classes."""
-    if name in _OF_MOSAICML:
+    if name in {"PackedStreamingDataset", "Stream", "StreamingDataLoader", "StreamingDataset"}:
         from .mds.mosaic_streams import package
 
         if package() is not None:

@@ -19,18 +19,11 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = sys.modules[package]
         value = getattr(importlib.import_module(f".{home}", package), name)
-        setattr(module, name, value)
+        setattr(sys.modules[package], name, value)
         return value
 
-    def names() -> list[str]:
-        return sorted(sys.modules[package].__all__)
-
-    return get, names
-
-
-# Former names of packages of doors, tools and plugins: programs and pages still use the former names.
+    return get, lambda: sorted(sys.modules[package].__all__)
 
 
 class _Alias(Loader):

@@ -8,13 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..rounds import in_long_rounds
 from .pages import DOCS, ROOT
 
 LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"')
 
 
-@in_long_rounds
 def test_the_site_is_built_strictly_and_is_whole_without_a_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
