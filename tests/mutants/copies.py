@@ -34,7 +34,8 @@ def run_tests(
     listed.write_text("\n".join(tests) + "\n")
     output = copy / "output.txt"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.tracing", *options, f"@{listed}"]
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the project's source again
     if compiled:
         environment["NUMBA_CACHE_DIR"] = str(compiled)
     with output.open("wb") as file:
