@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -44,12 +44,13 @@ class Mutant:
     def name(self) -> str:
         return hashlib.sha256(f"{self.file}\n{self.old}\n{self.new}".encode()).hexdigest()[:8]
 
-    def parses(self) -> bool:
+    def changes_the_code(self) -> bool:
+        """Return whether Python can parse the file with the fault, to another tree than without."""
+        data = (ROOT / self.file).read_bytes()
         try:
-            ast.parse(self.applied((ROOT / self.file).read_bytes()))
+            return ast.dump(ast.parse(self.applied(data))) != ast.dump(ast.parse(data))
         except SyntaxError:
             return False
-        return True
 
     def applied(self, data: bytes) -> bytes:
         """Return a file with the fault."""
@@ -75,7 +76,7 @@ def draw() -> list[Mutant]:
     """
     table = []
     for room in ROOMS:
-        kept = [mutant for mutant in load() if mutant.room == room and present(mutant)]
+        kept = [mutant for mutant in load() if mutant.room == room and is_present(mutant) and mutant.changes_the_code()]
         taken = {mutant.name for mutant in kept}
         candidates = _candidates(room)
         turns = [operator for _, operator in sorted((_rank(room, operator), operator) for operator in OPERATORS)]
@@ -86,7 +87,7 @@ def draw() -> list[Mutant]:
         turn = cycle(turns)
         while sum(not mutant.equivalent for mutant in kept) < PER_ROOM:
             operator = waiting.pop(0) if waiting else next(turn)
-            drawn = (mutant for mutant in candidates[operator] if mutant.name not in taken and mutant.parses())
+            drawn = (mutant for mutant in candidates[operator] if mutant.name not in taken and mutant.changes_the_code())
             if following := next(drawn, None):
                 kept.append(following)
                 taken.add(following.name)
@@ -94,7 +95,7 @@ def draw() -> list[Mutant]:
     return table
 
 
-def present(mutant: Mutant) -> bool:
+def is_present(mutant: Mutant) -> bool:
     path = ROOT / mutant.file
     return path.is_file() and path.read_bytes().count(mutant.old.encode()) == 1
 
@@ -131,10 +132,6 @@ def edit_of(mutant: Mutant) -> Edit | None:
         if _mutant(mutant.room, ROOT / mutant.file, data, place).name == mutant.name:
             return place.edit
     return None
-
-
-def with_verdict(mutant: Mutant, killed_by: str) -> Mutant:
-    return replace(mutant, killed_by=killed_by)
 
 
 def _rank(*words: str) -> str:
