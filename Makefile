@@ -21,7 +21,7 @@ OTHER_PYTHONS ?= python3.12 python3.13
 # Without bytecode, each of some hundred interpreters of a run would compile all sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-times test-oldest test-torchtitan test-python test-minimal test-long check compiled docs bench gpu-wheels mutants clean
+.PHONY: setup demo test test-changed test-times test-oldest test-torchtitan test-python test-minimal test-long check compiled docs bench gpu-wheels mutants clean
 
 setup: $(VENV)/.installed
 
@@ -38,7 +38,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tests.seams --budget
+	$(BIN)/python -m tests.times --budget
 
 # Each process of tests would compile the loops for itself; mypy has a core to spare meanwhile.
 compiled: setup
@@ -46,17 +46,17 @@ compiled: setup
 
 test: setup
 	$(MAKE) --jobs 2 check compiled
-	$(PYTEST) -p tests.seams
+	$(PYTEST)
 
-# All tests, those of doors, tools and plugins that did not change, too; tests/full_run.json then says so.
-test-all: setup
-	$(MAKE) --jobs 2 check compiled
-	$(PYTEST) -p tests.times
-	$(BIN)/python -m tests.seams --record
+# For a developer's desk: the tests that uncommitted changes, or those since BASE=REV, can break (tests/changed.py).
+BASE ?= HEAD
 
-# CPU seconds of tests and files, in the order of their cost; all of them in build/test_times.json.
-test-times: setup compiled
-	$(PYTEST) -p tests.times
+test-changed: setup
+	@$(BIN)/python -m tests.changed $(BASE) $(PYTEST)
+
+# CPU seconds of all that `make test` runs, in a fresh clone; the record for `make check` in tests/budget.json.
+test-times: setup
+	$(BIN)/python -m tests.times $(PYTEST)
 
 # The oldest versions that may be installed, laid over the newest ones.
 $(OLDEST)/.installed: $(VENV)/.installed

@@ -157,6 +157,13 @@ def test_the_core_imports_no_door_tool_or_plugin() -> None:
         assert names_them or not other.startswith(around), f"{room} imports from {other}"
 
 
+def test_converters_reach_neither_the_order_of_samples_nor_the_loader() -> None:
+    reached = {other for name in files() if name.startswith("lmms_stream.converters") for other in reached_from(name)}
+    assert len(reached) > 50
+    others = ("lmms_stream.plan", "lmms_stream.loader", "lmms_stream.train")
+    assert [name for name in sorted(reached) if name.startswith(others)] == ["lmms_stream.plan.lengths"]
+
+
 def test_no_files_import_each_other() -> None:
     assert circles() == []
 
