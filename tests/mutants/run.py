@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,9 @@ def verdict(mutant: Mutant, copy: Path, tests: list[str]) -> str:
 
 def run(mutants: list[Mutant]) -> dict[str, str]:
     """Return the verdict of each mutant, by name."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests of interrupts fail where it is ignored, as by nohup
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "verdicts.jsonl"
