@@ -104,7 +104,7 @@ def run(mutants: list[Mutant]) -> dict[str, str]:
     """Return the verdict of each mutant, by name."""
     signal.signal(
         signal.SIGINT, signal.default_int_handler
-    )  # tests of interrupts fail where it is ignored, as by nohup
+    )  # nohup ignores it, and tests send it
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "verdicts.jsonl"
