@@ -227,6 +227,12 @@ def test_another_global_batch_goes_on_with_the_very_next_packs_of_the_lanes(fold
     assert sorted(real_packs(first.steps) + real_packs(rest.steps)) == whole
 
 
+def test_steps_of_a_run_in_lanes_have_no_state_for_a_trainer(folder: Path) -> None:
+    loader = PackedLoader(open_dataset(folder, "lanes"), global_batch=8)
+    with pytest.raises(ConfigError, match="packs of lanes have a state on each rank: write a lengths index with"):
+        loader.steps(until=4).state_dict()
+
+
 def test_a_lane_state_is_small_and_of_one_rank_alone_is_refused(folder: Path) -> None:
     dataset = open_dataset(folder, "lanes")
     loaders = [PackedLoader(dataset, global_batch=8, world=World(rank=rank, world_size=2)) for rank in range(2)]

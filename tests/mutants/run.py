@@ -24,7 +24,7 @@ from typing import Any
 from .copies import copy_project, run_tests
 from .operators import COMPILED
 from .table import ROOT, Mutant
-from .tracing import trace
+from .tracing import RUNNING, trace
 
 PROCESSES = 2
 MOST_S = 240.0  # of all tests of a mutant
@@ -82,6 +82,7 @@ def verdict(mutant: Mutant, copy: Path, tests: list[str]) -> str:
     data, times = path.read_bytes(), path.stat()
     compiled = copy / "compiled"
     shutil.rmtree(compiled, ignore_errors=True)
+    (copy / RUNNING).unlink(missing_ok=True)
     options = ["-x", "--timeout", str(TEST_S)]
     own_loops = compiled if COMPILED.search(data.decode()) else None
     path.write_bytes(mutant.applied(data))
@@ -97,14 +98,13 @@ def verdict(mutant: Mutant, copy: Path, tests: list[str]) -> str:
         return f"{SURVIVED} {len(tests)} tests"
     if status is None:
         return f"{SURVIVED} {len(tests)} tests, of which some did not run in {MOST_S:.0f} s"
-    return f"a run that ended with status {status}: {output[-200:]}"
+    running = copy / RUNNING  # the interpreter crashed in this test, or could not import the tests
+    return running.read_text() if running.is_file() else "tests/conftest.py"
 
 
 def run(mutants: list[Mutant]) -> dict[str, str]:
     """Return the verdict of each mutant, by name."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # nohup ignores it, and tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it, and tests send it
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "verdicts.jsonl"

@@ -28,6 +28,7 @@ def hit(number):
             file.write(f"{{number}}\\t{{test}}\\n")
 """
 PROCESSES = "3"
+RUNNING = "running.txt"  # holds the name of the test that runs
 
 
 def write_traces(copy: Path, mutants: list[Mutant]) -> None:
@@ -91,6 +92,10 @@ class Results:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         results = {"seconds": self.seconds, "failed": self.failed, "passed": self.passed}
         Path(session.config.rootpath, "results.json").write_text(json.dumps(results))
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    Path(RUNNING).write_text(nodeid)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import json
 import logging
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lmms_stream.errors import ConfigError, TrainingError
+from lmms_stream.errors import ConfigError, StorageError, TrainingError
 from lmms_stream.loader.drop_list import append_left_out, read_left_out
 from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.train.report.train_log import read_log
@@ -116,6 +118,20 @@ def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_d
     (told,) = [each for each in caplog.messages if "other datasets" in each]
     assert "samples of other datasets than those that are read, which are not left out (data:" in told
     assert not {1, 2} & {each.sample_id for each in LeftOut.load(trainer.counts.left_out).samples}
+
+
+def test_a_line_that_the_disk_takes_in_part_is_an_error_and_the_next_line_replaces_it(tmp_path: Path) -> None:
+    sample = LeftOutSample("data", 5, "damaged", 4, "quarantined")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+    try:
+        with pytest.raises(StorageError, match=r"cannot be appended to \(the line was written in part\): make room"):
+            append_left_out(tmp_path, sample, dataset="one", rank=0, worker=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    append_left_out(tmp_path, sample, dataset="one", rank=0, worker=0)
+    (line,) = (tmp_path / "rank-0-worker-0.jsonl").read_text().splitlines()
+    assert json.loads(line)["sample_id"] == 5
 
 
 def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
