@@ -1,4 +1,4 @@
-"""What goes wrong between here and the stores of Google and Azure: tried again, bounded in time, or named."""
+"""What goes wrong between here and the stores of Amazon, Google and Azure: tried again, bounded in time, or named."""
 
 from __future__ import annotations
 
@@ -54,6 +54,12 @@ def proxy(scheme: str, url: str) -> Iterator[FaultProxy]:
         yield proxy
 
 
+@pytest.fixture
+def any_proxy(any_scheme: str, any_url: str) -> Iterator[FaultProxy]:
+    with fault_proxy(os.environ[VARIABLES[any_scheme]], variable=VARIABLES[any_scheme]) as proxy:
+        yield proxy
+
+
 FAULTS = [
     Rule(times=2, status=503),
     Rule(times=2, reset=True),
@@ -93,23 +99,21 @@ def test_an_outage_is_waited_out_whatever_the_number_of_attempts(
         assert store.read("more") == data
 
 
-def test_a_store_that_stays_overloaded_is_an_error_that_says_so(any_scheme: str, any_url: str) -> None:
-    with fault_proxy(os.environ[VARIABLES[any_scheme]], variable=VARIABLES[any_scheme]) as proxy:
-        proxy.set_rules(Rule(status=503))
-        expected = (
-            rf"^{any_url}/data: the store was overloaded or unwell for 2 s \(attempt [3-9], its last answer was: .*\): "
-            "try again later, send fewer requests at once, or raise timeout_s$"
-        )
-        with pytest.raises(StorageError, match=expected):
-            open_storage(any_url, retry=Retry(attempts=1, timeout_s=2)).read("data")
+def test_a_store_that_stays_overloaded_is_an_error_that_says_so(any_url: str, any_proxy: FaultProxy) -> None:
+    any_proxy.set_rules(Rule(status=503))
+    expected = (
+        rf"^{any_url}/data: the store was overloaded or unwell for 2 s \(attempt [3-9], its last answer was: .*\): "
+        "try again later, send fewer requests at once, or raise timeout_s$"
+    )
+    with pytest.raises(StorageError, match=expected):
+        open_storage(any_url, retry=Retry(attempts=1, timeout_s=2)).read("data")
 
 
-def test_a_body_that_is_always_cut_short_ends_after_the_attempts(any_scheme: str, any_url: str) -> None:
+def test_a_body_that_is_always_cut_short_ends_after_the_attempts(any_url: str, any_proxy: FaultProxy) -> None:
     open_storage(any_url).write("data", os.urandom(10_000))
-    with fault_proxy(os.environ[VARIABLES[any_scheme]], variable=VARIABLES[any_scheme]) as proxy:
-        proxy.set_rules(Rule(cut_after=1000))
-        with pytest.raises(StorageError, match=r"/data: .*\(after 2 attempts\): check "):
-            open_storage(any_url, retry=Retry(attempts=2)).read("data")
+    any_proxy.set_rules(Rule(cut_after=1000))
+    with pytest.raises(StorageError, match=r"/data: .*\(after 2 attempts\): check "):
+        open_storage(any_url, retry=Retry(attempts=2)).read("data")
 
 
 def test_what_fails_is_written_again(scheme: str, url: str, proxy: FaultProxy, tmp_path: Path) -> None:
@@ -129,36 +133,46 @@ def test_a_server_that_hangs_is_given_up_in_time(url: str, proxy: FaultProxy) ->
         store.read("data")
 
 
-def test_who_is_refused_is_told_what_to_check(scheme: str, url: str, proxy: FaultProxy) -> None:
-    proxy.set_rules(Rule(status=403))
-    remedy = {"gs": "check GOOGLE_APPLICATION_CREDENTIALS", "azure": "check AZURE_ACCOUNT_NAME, AZURE_ACCOUNT_ACCESS"}
-    with pytest.raises(StorageError, match=rf"{url}/data: the credentials are refused \(.*\): {remedy[scheme]}"):
-        open_storage(url).read("data")
-    assert proxy.traffic().num_requests("GET", "/data$") == 1
+CREDENTIALS = {
+    "s3": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
+    "gs": "check GOOGLE_APPLICATION_CREDENTIALS",
+    "azure": "check AZURE_ACCOUNT_NAME, AZURE_ACCOUNT_ACCESS",
+}
+CONTAINERS = {"s3": "bucket", "gs": "bucket", "azure": "container"}
+
+
+def test_who_is_refused_is_told_what_to_check(any_scheme: str, any_url: str, any_proxy: FaultProxy) -> None:
+    any_proxy.set_rules(Rule(status=403))
+    with pytest.raises(
+        StorageError, match=rf"{any_url}/data: the credentials are refused \(.*\): {CREDENTIALS[any_scheme]}"
+    ):
+        open_storage(any_url).read("data")
+    assert any_proxy.traffic().num_requests("GET", "/data$") == 1
 
 
 def test_an_endpoint_that_does_not_answer_is_named(
-    scheme: str, url: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    any_scheme: str, any_url: str, any_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLES[scheme], "http://127.0.0.1:9")
-    with pytest.raises(StorageError, match=rf"within 1 s \(attempt .*127\.0\.0\.1.*\): check .*{VARIABLES[scheme]}"):
-        open_storage(url, retry=Retry(timeout_s=1)).read("data")
-    monkeypatch.setenv(VARIABLES[scheme], "http://no-such-host.invalid")
-    with pytest.raises(StorageError, match=rf"no-such-host.*\(after 2 attempts\): check .*{VARIABLES[scheme]}"):
-        open_storage(url, retry=Retry(attempts=2)).read("data")
+    variable = VARIABLES[any_scheme]
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    with pytest.raises(StorageError, match=rf"within 1 s \(attempt .*127\.0\.0\.1.*\): check .*{variable}"):
+        open_storage(any_url, retry=Retry(timeout_s=1)).read("data")
+    monkeypatch.setenv(variable, "http://no-such-host.invalid")
+    with pytest.raises(StorageError, match=rf"no-such-host.*\(after 2 attempts\): check .*{variable}"):
+        open_storage(any_url, retry=Retry(attempts=2)).read("data")
 
 
-def test_a_bucket_that_is_missing_is_named_with_the_remedy(scheme: str, url: str, tmp_path: Path) -> None:
+def test_a_bucket_that_is_missing_is_named_with_the_remedy(any_scheme: str, any_url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    parts = url.split("/")
-    parts[-2] = "no-such-bucket"
-    absent = open_storage("/".join(parts))
-    kind = {"gs": "bucket", "azure": "container"}[scheme]
+    absent = open_storage(re.sub("[^/]+/([^/]+)$", r"no-such-bucket/\1", any_url))
     for action in (
         lambda: absent.read("x"), lambda: absent.stat("x"), lambda: absent.list_objects(""), lambda: absent.delete("x"),
         lambda: absent.write("x", b""), lambda: absent.upload(tmp_path / "file", "x"),
     ):  # fmt: skip
-        with pytest.raises(StorageError, match=f"{kind} 'no-such-bucket' does not exist: create it or correct the URL"):
+        with pytest.raises(
+            StorageError,
+            match=f"{CONTAINERS[any_scheme]} 'no-such-bucket' does not exist: create it or correct the URL",
+        ):
             action()
 
 
