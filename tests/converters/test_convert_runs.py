@@ -266,9 +266,9 @@ def test_samples_are_left_out_by_length_and_by_number_and_counted(
     kept = int(np.count_nonzero((lengths >= shortest) & (lengths <= longest)))
     report = convert([chats], str(tmp_path / "some"), processor=chat_processor, shortest=shortest, longest=longest)
     assert (report.num_rows, report.num_filtered) == (kept, free.num_rows - kept)
-    limited = convert([chats], str(tmp_path / "few"), limit=567, unit_bytes=50_000, num_workers=2)
-    assert limited.num_rows == 567
-    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(567)]
+    limited = convert([chats], str(tmp_path / "few"), limit=400, unit_bytes=50_000, num_workers=2)
+    assert limited.num_rows == 400
+    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(400)]
     with pytest.raises(DataError, match=r"no sample is left to write \(1200 were left out for their length\)"):
         convert([chats], str(tmp_path / "none"), processor=chat_processor, shortest=100_000)
     with pytest.raises(ConfigError, match="left out by their tokens"):
@@ -337,20 +337,20 @@ def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
     for workers in WORKERS:
         target = str(tmp_path / str(workers))
         report = convert(
-            [rows, other], target, limit=567, unit_bytes=20_000, num_workers=workers, on_error="skip",
+            [rows, other], target, limit=400, unit_bytes=20_000, num_workers=workers, on_error="skip",
             processor=chat_processor, shortest=200,
         )  # fmt: skip
-        assert report.num_rows == 567
+        assert report.num_rows == 400
         reports.append((report.num_rejected, report.num_filtered, written(target)))
     assert reports[0] == reports[1] == reports[2]
     num_rejected, num_filtered, _ = reports[0]
-    num_read = 567 + num_rejected + num_filtered  # rows up to the last that is written
+    num_read = 400 + num_rejected + num_filtered  # rows up to the last that is written
     assert num_filtered > 0
     assert num_rejected == len(range(5, num_read, 100))
-    rows.write_text("\n".join([*(line for line in lines[:700] if line != "{broken"), "{broken", "{}"]))
+    rows.write_text("\n".join([*(line for line in lines[:500] if line != "{broken"), "{broken", "{}"]))
     for workers in WORKERS:  # behind what is asked for no row is an error
-        report = convert([rows], str(tmp_path / f"strict-{workers}"), limit=567, unit_bytes=20_000, num_workers=workers)
-        assert report.num_rows == 567
+        report = convert([rows], str(tmp_path / f"strict-{workers}"), limit=400, unit_bytes=20_000, num_workers=workers)
+        assert report.num_rows == 400
 
 
 def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor: ChatProcessor) -> None:

@@ -7,7 +7,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -165,10 +165,13 @@ def test_an_endpoint_that_does_not_answer_is_named(
 def test_a_bucket_that_is_missing_is_named_with_the_remedy(any_scheme: str, any_url: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     absent = open_storage(re.sub("[^/]+/([^/]+)$", r"no-such-bucket/\1", any_url))
-    for action in (
-        lambda: absent.read("x"), lambda: absent.stat("x"), lambda: absent.list_objects(""), lambda: absent.delete("x"),
+    actions: list[Callable[[], object]] = [
+        lambda: absent.read("x"), lambda: absent.list_objects(""), lambda: absent.delete("x"),
         lambda: absent.write("x", b""), lambda: absent.upload(tmp_path / "file", "x"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    if any_scheme != "s3":  # which tells the facts of an object by headers alone
+        actions.append(lambda: absent.stat("x"))
+    for action in actions:
         with pytest.raises(
             StorageError,
             match=f"{CONTAINERS[any_scheme]} 'no-such-bucket' does not exist: create it or correct the URL",
