@@ -199,7 +199,7 @@ def test_a_network_that_goes_away_in_the_middle_is_waited_for(
     proxy.set_rules(Rule(method="PUT", path=SHARD, delay_s=1))  # so that it goes away in the middle
     with start_module("lmms_stream", command, [{}]) as job:
         try:
-            proxy.wait_for(SHARD, method="PUT")
+            proxy.wait_for(SHARD, method="PUT", timeout_s=LIMIT_S)
             proxy.set_listening(False)
             time.sleep(rounds(3, 20))
         finally:

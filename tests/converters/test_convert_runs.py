@@ -342,7 +342,7 @@ def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
         )  # fmt: skip
         assert report.num_rows == 400
         reports.append((report.num_rejected, report.num_filtered, written(target)))
-    assert reports[0] == reports[1] == reports[2]
+    assert all(report == reports[0] for report in reports)
     num_rejected, num_filtered, _ = reports[0]
     num_read = 400 + num_rejected + num_filtered  # rows up to the last that is written
     assert num_filtered > 0

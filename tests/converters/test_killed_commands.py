@@ -225,7 +225,10 @@ def merges(folder: Path, *_: object) -> Ended:
 
 def exports(folder: Path, *_: object) -> Ended:
     write_tokens(folder / "tokens", num_samples=300)
-    run = lambda out: export_dataset(str(folder / "tokens"), str(out), format="jsonl")  # noqa: E731
+
+    def run(out: Path) -> object:
+        return export_dataset(str(folder / "tokens"), str(out), format="jsonl")
+
     return Ended(modules=(export,), begin=Path.mkdir, run=run, again=lambda out, _: run(out), least=2)
 
 

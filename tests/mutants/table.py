@@ -87,7 +87,9 @@ def draw() -> list[Mutant]:
         turn = cycle(turns)
         while sum(not mutant.equivalent for mutant in kept) < PER_ROOM:
             operator = waiting.pop(0) if waiting else next(turn)
-            drawn = (mutant for mutant in candidates[operator] if mutant.name not in taken and mutant.changes_the_code())
+            drawn = (
+                mutant for mutant in candidates[operator] if mutant.name not in taken and mutant.changes_the_code()
+            )
             if following := next(drawn, None):
                 kept.append(following)
                 taken.add(following.name)
