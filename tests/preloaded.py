@@ -19,6 +19,7 @@ import rich._emoji_codes  # noqa: F401
 import streaming  # noqa: F401
 from diffusers import AutoencoderKL, DiTTransformer2DModel  # noqa: F401
 from lmms_stream.plan.packing import PackingConfig, pack
+from lmms_stream.storage.s3 import _new_session
 from lmms_stream.train.run_config import RunConfig
 
 import tests.mds.reading
@@ -26,3 +27,4 @@ import tests.processes  # noqa: F401
 
 pack(np.arange(1, 9, dtype=np.int32), config=PackingConfig(packing_length=16))
 pydantic.TypeAdapter(RunConfig)
+_new_session().client("s3", region_name="us-east-1")  # parses the descriptions of S3, which forked processes share

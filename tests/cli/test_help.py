@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from lmms_stream.cli.main import GROUPS, build_parser
 from lmms_stream.train.__main__ import USAGE
 
 from ..arrows import ROOT
+from ..processes import start_module
 from ..rounds import in_long_rounds
 from .terminals import in_terminal
 
@@ -28,9 +27,11 @@ OTHER_WORDS = {  # what the architecture's table has another word for
 }  # fmt: skip
 
 
+PARSER = build_parser()
+
+
 def commands() -> dict[str, CommandParser]:
-    parser = build_parser()
-    (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    (action,) = (each for each in PARSER._actions if isinstance(each, argparse._SubParsersAction))
     return dict(action.choices)
 
 
@@ -56,7 +57,7 @@ def test_help_fits_the_terminal_and_has_examples_that_parse(
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "lmms-stream"
-        options = build_parser().parse_args(one_value_an_option(words))
+        options = PARSER.parse_args(one_value_an_option(words))
         assert command is None or options.command == command
     (page,) = re.findall(r"^more: (docs/\S+\.md)", shown, flags=re.MULTILINE)
     assert (ROOT / page).exists()
@@ -84,9 +85,9 @@ def test_options_say_their_unit_and_their_default_in_the_same_way() -> None:
             assert text[0].islower(), where
 
 
-def test_help_uses_the_words_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in commands():
-        shown = " ".join(help_of([command], capsys).split()).lower()
+def test_help_uses_the_words_of_the_documentation() -> None:
+    for command, parser in commands().items():
+        shown = " ".join(parser.format_help().split()).lower()
         for word, ours in OTHER_WORDS.items():
             assert not re.search(rf"\b{word}\b", shown), f"{command} says {word!r}: say {ours}"
 
@@ -140,10 +141,10 @@ def test_tables_fit_the_terminal_and_have_colours_only_where_they_are_wanted(
 
 
 def test_what_is_piped_has_no_escapes(dataset_folder: Path) -> None:
-    command = [sys.executable, "-m", "lmms_stream", "plan", str(dataset_folder), "--packing-length", "1024"]
-    done = subprocess.run(
-        [*command, "--overlong", "drop", "--compare"], capture_output=True, text=True, timeout=120, check=True
-    )
+    command = ["plan", str(dataset_folder), "--packing-length", "1024", "--overlong", "drop", "--compare"]
+    with start_module("lmms_stream", command, [{"COLUMNS": ""}]) as job:  # its output is a file, not a terminal
+        done = job.complete(120)
+    assert done.returncode == 0, done.stderr
     assert ESCAPE not in done.stdout + done.stderr
     tables, _, what_next = done.stdout.partition("next: ")
     assert max(map(len, tables.splitlines())) <= 80

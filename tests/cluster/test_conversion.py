@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from ..conftest import S3_BUCKET
-from ..converters.test_convert_runs import chat, written
+from ..converters.held import chat
+from ..converters.test_convert_runs import written
 from ..rounds import in_long_rounds
 from .namespaces import Network, network, what_is_missing
 from .ray_cluster import LIMIT_S, RayCluster, ray_cluster

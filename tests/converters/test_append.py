@@ -1,18 +1,18 @@
-"""A dataset that grows: new sources become a part beside, and one index is over both, whatever ends the command."""
+"""A dataset that grows: new sources become a part beside, and one index is over both.
+
+test_killed_commands.py ends the command on the way.
+"""
 
 from __future__ import annotations
 
 import json
-import random
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lmms_stream.converters import append as appending
-from lmms_stream.converters import convert as conversion
-from lmms_stream.converters.append import AppendReport, append
+from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.rows.options import SchemaOptions
@@ -31,14 +31,10 @@ from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import Storage, open_storage
 from streaming import StreamingDataset
 
-from ..conftest import run_cli
-from ..rounds import rounds
-from .ends_after import EndsAfter
-from .test_convert_runs import LIMIT_S, convert_command, messages, target, written
+from .test_convert_runs import messages, written
 from .test_overwriting import expected, write_chats
 from .test_provenance import said_rows, told_rows, write_rows
 
-__all__ = ["target"]  # a fixture
 OPTIONS: dict[str, Any] = {"unit_bytes": 20_000, "shard_bytes": 1 << 15, "num_workers": 1}
 FILES = ("a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl")
 
@@ -118,7 +114,7 @@ def test_splits_grow_by_their_own_parts_also_after_a_command_that_ended_between_
     assert {row.partition(":")[0] for row in both} == {"a.jsonl", "b.jsonl"}
     for split in ("train", "test"):
         assert told_rows(out / split) == said_rows(out / split)
-        assert verify_dataset(str(out / split), deep=True).problems == ()
+        assert verify_dataset(str(out / split), deep=True, num_workers=1).problems == ()
 
 
 # Readers and runs that began before
@@ -271,61 +267,3 @@ def test_a_part_that_the_dataset_never_took_in_gives_way_to_other_sources(tmp_pa
     convert([other], f"{out}/parts/00001", **OPTIONS)  # the dataset's index does not name the part
     append([first, new], out, **OPTIONS)
     assert messages(out) == expected(range(20)) + expected(range(40, 60))
-
-
-# Commands that end on the way
-
-
-def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one(
-    tmp_path: Path, chat_processor: ChatProcessor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (write_chats(tmp_path / f"{n}.jsonl", range(20 * n, 20 * n + 20)) for n in range(2))
-    options: dict[str, Any] = {"processor": chat_processor, "shard_bytes": 1 << 16, "num_workers": 1}
-    found = []
-    for num_changes in range(0, 100, rounds(3, 1)):
-        out = tmp_path / f"out-{num_changes}"
-        convert([first], str(out), **options)
-        left = [num_changes]
-        for module in (appending, conversion, index_growth):
-            monkeypatch.setattr(module, "open_storage", lambda url, left=left: EndsAfter(Path(url), left))
-        report = None
-        try:
-            report = append([first, second], str(out), **options)
-        except StorageError as error:
-            assert "ended" in str(error)  # noqa: PT017 - the last one does not end so
-        monkeypatch.undo()
-        found.append(messages(out))
-        assert found[-1] in (expected(range(20)), expected(range(40)))
-        assert PackedStreamingDataset(out, processor=chat_processor).size == len(found[-1])
-        if num_changes % 2:
-            append([first, second], str(out), **options)
-        elif report is None:  # other sources, as it were: what was begun is put in place or replaced
-            append([second], str(out), overwrite=True, **options)
-        assert messages(out) == expected(range(40))
-        assert told_rows(out)[20] == "1.jsonl:1"
-        assert verify_dataset(str(out), deep=True, processor=chat_processor, num_workers=1).problems == ()
-        assert not any("grown" in name or "growing" in name or "unfinished" in name for name in written(str(out)))
-        if report is not None:
-            break
-    assert isinstance(report, AppendReport)
-    assert num_changes > 20
-    assert found == sorted(found, key=len)
-
-
-def test_a_command_that_is_killed_at_any_moment_goes_on(target: str, tmp_path: Path) -> None:
-    first, work = write_chats(tmp_path / "first.jsonl", range(100)), str(tmp_path / "work")
-    many = write_chats(tmp_path / "many.jsonl", range(rounds(20_000, 100_000)))
-    whole = 100 + rounds(20_000, 100_000)
-    convert([first], target, num_workers=1, work=Path(work))
-    arguments = (str(first), str(many), target, "--workers", "2", "--shard-size", "1mb", "--work", work)
-    moments = random.Random(6)
-    for _ in range(rounds(1, 20)):
-        with convert_command(*arguments, "--append") as process:
-            time.sleep(moments.uniform(0.5, 3))
-            process.kill()
-            process.wait(LIMIT_S)
-        assert len(PackedStreamingDataset(target)) in (100, whole)
-    result = run_cli("convert", *arguments, "--append", timeout_s=LIMIT_S)
-    assert result.returncode == 0, result.stderr
-    assert len(PackedStreamingDataset(target)) == whole
-    assert verify_dataset(target).problems == ()

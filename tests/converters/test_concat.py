@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import json
-import random
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lmms_stream.cli.main import main
-from lmms_stream.converters import convert as conversion
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.stored.verify import verify_dataset
-from lmms_stream.errors import ConfigError, DataError, StorageError
+from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
-from lmms_stream.storage.storage import Storage
 from lmms_stream.tools.inspect.summary import inspect_dataset
 from tokenizers import Tokenizer
 
-from ..conftest import run_cli
-from ..rounds import in_long_rounds
-from .ends_after import EndsAfter
-from .test_convert_runs import LIMIT_S, chat, convert_command, written
+from .held import chat
+from .test_convert_runs import written
 
 N = 128
 OPTIONS: dict[str, Any] = {"unit_bytes": 9000, "shard_bytes": 1 << 14, "num_workers": 1, "concat": N}
@@ -228,49 +222,6 @@ def test_what_cannot_be_laid_end_to_end_is_refused(
 def test_samples_of_several_documents_are_not_documents(once: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the rows are already samples of --concat: name the original rows as"):
         convert([once], str(tmp_path / "out"), **OPTIONS)
-
-
-# What ends it
-
-
-def test_a_conversion_that_is_ended_at_any_moment_goes_on_to_the_same_bytes(
-    texts: Path, once: Path, text_processor: TextProcessor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = [0]
-
-    def opened(url: str) -> Storage:
-        return EndsAfter(Path(url), left)
-
-    num_ended = 0
-    with monkeypatch.context() as context:
-        context.setattr(conversion, "open_storage", opened)
-        for changes in range(1, 100):
-            left[0] = changes
-            try:
-                convert([texts], str(tmp_path / "out"), processor=text_processor, work=tmp_path, **OPTIONS)
-                break
-            except StorageError:
-                num_ended += 1
-    assert num_ended > 3
-    assert written(str(tmp_path / "out")) == written(str(once))
-
-
-@in_long_rounds
-def test_a_command_that_is_killed_goes_on_to_the_same_bytes(tokenizer: Path, tmp_path: Path) -> None:
-    rows = write_texts(tmp_path / "rows.jsonl", range(60_000))
-    options = ["--processor", "text", "--tokenizer", str(tokenizer), "--concat", "4096", "--shard-size", "1mb"]
-    command = [str(rows), str(tmp_path / "out"), *options, "--work", str(tmp_path / "work"), "--workers", "2"]
-    moments = random.Random(5)
-    for _ in range(10):
-        with convert_command(*command) as process:
-            time.sleep(moments.uniform(1, 5))
-            process.kill()
-            process.wait(LIMIT_S)
-    result = run_cli("convert", *command, timeout_s=LIMIT_S)
-    assert result.returncode == 0, result.stderr
-    result = run_cli("convert", str(rows), str(tmp_path / "once"), *options, "--workers", "1", timeout_s=LIMIT_S)
-    assert result.returncode == 0, result.stderr
-    assert written(str(tmp_path / "out")) == written(str(tmp_path / "once"))
 
 
 # What training reads

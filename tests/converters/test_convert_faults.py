@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmms_stream.converters.convert import convert
@@ -23,13 +24,20 @@ from ..conftest import run_cli
 from ..mds.reading import MARKS
 from ..mds.test_disk_faults import limit_files, small_disk
 from ..mds.test_network_faults import S3_SETTINGS
+from ..processes import start_module
 from ..proxy import FaultProxy, Rule
 from ..rounds import in_long_rounds, rounds
 
 pytestmark = MARKS
 LIMIT_S = 60.0
-DISK_BYTES = 24 << 20
-FREE_BYTES = {"target": 24 << 20, "work": 4 << 20}  # of 40 MB that a conversion writes, and of units of 4 MB meanwhile
+NUM_ROWS, NUM_SMALL = rounds((12_000, 1800), (40_000, 6000))  # 9 MB and 1.4 MB, or 30 MB and 4.5 MB
+SHARD_MB = rounds(1, 4)
+SIZE = f"{SHARD_MB}mb"
+DISK_BYTES = rounds(16, 192) << 20
+FREE_BYTES = {  # less than a conversion writes, and less than its units take meanwhile
+    "target": rounds(5, 24) << 20,
+    "work": rounds(1, 4) << 20,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -40,29 +48,31 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three units of chats, and something over."""
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    with path.open("w") as file:
-        for number in range(40_000):
-            turns = [("user", f"{number}?"), ("assistant", f"word{number % 977} " * 100)]
-            messages = [{"role": role, "content": content} for role, content in turns]
-            file.write(json.dumps({"messages": messages}) + "\n")
-    return path
+    """A folder of three files of chats, a unit each or more."""
+    folder = tmp_path_factory.mktemp("rows") / "rows"
+    folder.mkdir()
+    for name, start in zip("abc", range(0, NUM_ROWS, -(-NUM_ROWS // 3)), strict=True):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for number in range(start, min(start + -(-NUM_ROWS // 3), NUM_ROWS)):
+                turns = [("user", f"{number}?"), ("assistant", f"word{number % 977} " * 100)]
+                messages = [{"role": role, "content": content} for role, content in turns]
+                file.write(json.dumps({"messages": messages}) + "\n")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def small_rows(rows: Path) -> Path:
-    """The first of them: a shard of 4 MB and something over."""
+    """The first of them: a shard and something over."""
     path = rows.with_name("small.jsonl")
-    with rows.open("rb") as file:
-        path.write_bytes(b"".join(next(file) for _ in range(6000)))
+    with (rows / "a.jsonl").open("rb") as file:
+        path.write_bytes(b"".join(next(file) for _ in range(NUM_SMALL)))
     return path
 
 
 @pytest.fixture(scope="module")
 def expected_of_small(small_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     target = str(tmp_path_factory.mktemp("small") / "out")
-    convert([small_rows], target, shard_bytes=4 << 20, num_workers=1)
+    convert([small_rows], target, shard_bytes=SHARD_MB << 20, num_workers=1)
     return written(target)
 
 
@@ -70,7 +80,7 @@ def expected_of_small(small_rows: Path, tmp_path_factory: pytest.TempPathFactory
 def expected(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What is written where nothing fails."""
     target = tmp_path_factory.mktemp("expected") / "out"
-    assert convert([rows], str(target), shard_bytes=4 << 20, num_workers=1).num_shards > 8
+    assert convert([rows], str(target), shard_bytes=SHARD_MB << 20, num_workers=1).num_shards > 8
     return written(str(target))
 
 
@@ -79,16 +89,19 @@ def written(target: str) -> dict[str, bytes]:
     return {file.key: storage.read(file.key) for file in storage.list_objects("")}
 
 
-def arguments(rows: Path, target: str, work: Path, *, shard_size: str = "4mb") -> tuple[str, ...]:
+def arguments(rows: Path, target: str, work: Path, *, shard_size: str = SIZE) -> tuple[str, ...]:
     return "convert", str(rows), target, "--work", str(work), "--workers", "2", "--shard-size", shard_size
 
 
 def failed(*command: str, prepare: Callable[[], None] | None = None) -> str:
-    """The one line that a command which fails says."""
-    result = subprocess.run(
-        (sys.executable, "-m", "lmms_stream", *command),
-        capture_output=True, text=True, timeout=LIMIT_S, preexec_fn=prepare, check=False,
-    )  # fmt: skip
+    """The one line that a command which fails says; prepare: called in its process before its interpreter starts."""
+    if prepare is None:
+        result = run_cli(*command, timeout_s=LIMIT_S)
+    else:
+        result = subprocess.run(
+            (sys.executable, "-m", "lmms_stream", *command),
+            capture_output=True, text=True, timeout=LIMIT_S, preexec_fn=prepare, check=False,
+        )  # fmt: skip
     assert result.returncode == 1, result.stderr
     (line,) = result.stderr.splitlines()
     return line
@@ -104,11 +117,11 @@ def test_a_conversion_out_of_disk_goes_on_once_there_is_room(
     full: str, rows: Path, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
-    with small_disk(disk, num_bytes=8 * DISK_BYTES) as limit:
+    with small_disk(disk, num_bytes=DISK_BYTES) as limit:
         if limit is None:
-            (disk / "other").write_bytes(bytes(8 * DISK_BYTES - FREE_BYTES[full]))
+            (disk / "other").write_bytes(bytes(DISK_BYTES - FREE_BYTES[full]))
         else:
-            limit = partial(limit_files, 2 << 20)
+            limit = partial(limit_files, SHARD_MB << 19)
         folders = {"target": tmp_path / "target", "work": tmp_path / "work"} | {full: disk / full}
         command = arguments(rows, str(folders["target"]), folders["work"])
         message = failed(*command, prepare=limit)
@@ -128,13 +141,12 @@ def test_a_conversion_out_of_disk_goes_on_once_there_is_room(
 
 
 SHARD = r"/shard\.00003\.mds"
+REFUSED: dict[str, Any] = {"method": "PUT", "status": 403}
 FAULTS = [
-    pytest.param(Rule(path=SHARD, method="PUT", status=403), "4mb", id="in the middle", marks=in_long_rounds),
-    pytest.param(Rule(path=r"/shard\.00001\.mds", method="PUT", status=403), "12mb", id="a part", marks=in_long_rounds),
-    pytest.param(
-        Rule(path=r"/_lmms/unfinished\.json", method="PUT", status=403), "4mb", id="at the start", marks=in_long_rounds
-    ),
-    pytest.param(Rule(path=r"/_lmms/dataset\.json", method="PUT", status=403), "4mb", id="at the end"),
+    pytest.param(Rule(path=SHARD, **REFUSED), SIZE, id="in the middle", marks=in_long_rounds),
+    pytest.param(Rule(path=r"/shard\.00001\.mds", **REFUSED), "12mb", id="a part", marks=in_long_rounds),
+    pytest.param(Rule(path=r"/_lmms/unfinished\.json", **REFUSED), SIZE, id="at the start", marks=in_long_rounds),
+    pytest.param(Rule(path=r"/_lmms/dataset\.json", **REFUSED), SIZE, id="at the end"),
 ]
 
 
@@ -158,7 +170,7 @@ def test_an_upload_that_fails_for_good_is_named_and_gone_on_with(
     goes_on(*command)
     for name in uploaded:  # and not once more
         assert proxy.traffic().num_requests("PUT", f"/{name}$") == 0
-    if shard_size != "4mb":
+    if shard_size != SIZE:
         convert([rows], str(tmp_path / "once"), shard_bytes=int(shard_size[:-2]) << 20, num_workers=1)
         expected = written(str(tmp_path / "once"))
     assert written(s3_folder) == expected
@@ -184,19 +196,16 @@ def test_a_network_that_goes_away_in_the_middle_is_waited_for(
     rows: Path, expected: dict[str, bytes], proxy: FaultProxy, s3_folder: str, tmp_path: Path
 ) -> None:
     command = arguments(rows, s3_folder, tmp_path / "work")
-    running = (sys.executable, "-m", "lmms_stream", *command)
     proxy.set_rules(Rule(method="PUT", path=SHARD, delay_s=1))  # so that it goes away in the middle
-    with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with start_module("lmms_stream", command, [{}]) as job:
         try:
-            proxy.wait_for(SHARD, method="PUT")
+            proxy.wait_for(SHARD, method="PUT", timeout_s=LIMIT_S)
             proxy.set_listening(False)
             time.sleep(rounds(3, 20))
-            proxy.set_listening(True)
-            _, errors = process.communicate(timeout=LIMIT_S)
         finally:
-            process.kill()
             proxy.set_listening(True)
-    assert process.returncode == 0, errors
+        result = job.complete(LIMIT_S)
+    assert result.returncode == 0, result.stderr
     assert written(s3_folder) == expected
 
 

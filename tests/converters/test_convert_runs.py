@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.stored.verify import verify_dataset
@@ -29,19 +26,15 @@ from streaming import MDSWriter
 from ..conftest import prefix_of, run_cli
 from ..emulators import EMULATED
 from ..rounds import LONG, rounds
+from .held import LIMIT_S, MAP, NUM_FILES, PASS, chat, held_command, write_held_chats
 
-LIMIT_S = 120.0
-NUM_CHATS = 3000
-
-
-def chat(number: int) -> dict[str, Any]:
-    words = " ".join(f"word{(number * 31 + n) % 977}" for n in range(20 + number % 60))
-    return {"messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": words}]}
+NUM_CHATS = 1200
+WORKERS = rounds((1, 3), (1, 2, 4))
 
 
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of some units of 100 kB."""
+    """A file of some units of 40 kB."""
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
     path.write_text("".join(json.dumps(chat(number)) + "\n" for number in range(NUM_CHATS)))
     return path
@@ -62,7 +55,7 @@ def uninterrupted(
     chats: Path, chat_processor: ChatProcessor, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     folder = str(tmp_path_factory.mktemp("uninterrupted") / "chats")
-    report = convert([chats], folder, processor=chat_processor, unit_bytes=100_000, shard_bytes=1 << 17, num_workers=1)
+    report = convert([chats], folder, processor=chat_processor, unit_bytes=40_000, shard_bytes=1 << 16, num_workers=1)
     assert report.num_rows == NUM_CHATS
     assert report.num_shards > 4
     return written(folder)
@@ -72,14 +65,14 @@ def test_what_is_written_does_not_depend_on_the_number_of_workers(
     chats: Path, chat_processor: ChatProcessor, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     target = str(tmp_path / "out")
-    convert([chats], target, processor=chat_processor, unit_bytes=100_000, shard_bytes=1 << 17, num_workers=3)
+    convert([chats], target, processor=chat_processor, unit_bytes=40_000, shard_bytes=1 << 16, num_workers=3)
     assert written(target) == uninterrupted
-    assert verify_dataset(target, processor=chat_processor, deep=True).problems == ()
+    assert verify_dataset(target, processor=chat_processor, deep=True, num_workers=1).problems == ()
 
 
 def test_shards_and_index_are_those_of_mdswriter(chats: Path, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
     columns = {"messages": "str", "media": "bytes"}
-    with MDSWriter(columns=columns, out=str(tmp_path / "mds"), hashes=["xxh3_64"], size_limit=1 << 17) as writer:
+    with MDSWriter(columns=columns, out=str(tmp_path / "mds"), hashes=["xxh3_64"], size_limit=1 << 16) as writer:
         for sample in PackedStreamingDataset(_stored(uninterrupted, tmp_path / "ours"))[:]:
             writer.write(sample)
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "mds").iterdir()}
@@ -94,14 +87,14 @@ def _stored(files: dict[str, bytes], folder: Path) -> Path:
 
 
 def test_the_size_of_units_changes_nothing(chats: Path, tmp_path: Path) -> None:
-    for unit_bytes in (30_000, 1 << 24):
-        convert([chats], str(tmp_path / str(unit_bytes)), unit_bytes=unit_bytes, shard_bytes=1 << 17, num_workers=1)
-    small, large = (written(str(tmp_path / str(size))) for size in (30_000, 1 << 24))
+    for unit_bytes in (12_000, 1 << 24):
+        convert([chats], str(tmp_path / str(unit_bytes)), unit_bytes=unit_bytes, shard_bytes=1 << 16, num_workers=1)
+    small, large = (written(str(tmp_path / str(size))) for size in (12_000, 1 << 24))
     assert small == large
-    assert messages(tmp_path / "30000") == [chat(number)["messages"] for number in range(NUM_CHATS)]
+    assert messages(tmp_path / "12000") == [chat(number)["messages"] for number in range(NUM_CHATS)]
 
 
-# Real commands, killed
+# Commands that others follow
 
 
 @contextmanager
@@ -125,77 +118,39 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{request.getfixturevalue(request.param)}/{prefix_of(request)}"
 
 
-@pytest.fixture
-def many_chats(tmp_path: Path) -> Path:
-    """Enough to take two workers some seconds."""
-    path = tmp_path / "many.jsonl"
-    lines = [json.dumps(chat(number)) + "\n" for number in range(500)]
-    with path.open("w") as file:
-        for _ in range(300):
-            file.writelines(lines)
-    return path
-
-
-def test_a_command_that_is_killed_at_any_moment_goes_on_to_the_same_bytes(
-    many_chats: Path, target: str, tmp_path: Path
-) -> None:
-    work = str(tmp_path / "work")
-    arguments = (str(many_chats), target, "--workers", "2", "--shard-size", "2mb", "--work", work)
-    moments = random.Random(3)
-    for _ in range(rounds(2, 20)):
-        with convert_command(*arguments) as process:
-            time.sleep(moments.uniform(0.5, 4))
-            workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            process.kill()
-            process.wait(LIMIT_S)
-            _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
-            assert not alive  # workers end with their command
-    if "_lmms/dataset.json" not in written(target):
-        result = run_cli("convert", *arguments, timeout_s=LIMIT_S)
-        assert result.returncode == 0, result.stderr
-    convert([many_chats], str(tmp_path / "once"), shard_bytes=2 << 20, num_workers=1)
-    assert written(target) == written(str(tmp_path / "once"))
-    assert not list((tmp_path / "work").rglob("*.samples"))
-
-
-def test_a_second_command_for_a_target_is_refused_while_the_first_is_at_work(many_chats: Path, tmp_path: Path) -> None:
-    target = str(tmp_path / "out")
-    with convert_command(str(many_chats), target, "--workers", "2") as first:
-        deadline = time.monotonic() + LIMIT_S
-        while not (tmp_path / "out" / "_lmms" / "unfinished.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        os.killpg(first.pid, signal.SIGSTOP)
-        second = run_cli("convert", str(many_chats), target, "--overwrite", timeout_s=LIMIT_S)
+def test_a_second_command_for_a_target_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
+    for number, data in enumerate(write_held_chats(tmp_path)):
+        (tmp_path / f"{number}.jsonl").write_bytes(data)
+    sources = [f"{number}.jsonl" for number in range(NUM_FILES)]
+    unfinished = tmp_path / "out" / "_lmms" / "unfinished.json"
+    with held_command(*sources, "out", "--workers", "2", cwd=tmp_path, until=unfinished.exists) as first:
+        second = run_cli("convert", *sources, "out", *MAP, "--overwrite", timeout_s=LIMIT_S, cwd=tmp_path)
         assert second.returncode == 1
-        assert second.stderr.startswith(f"error: another process converts to {target}: wait until it ends")
-        os.killpg(first.pid, signal.SIGCONT)
-        _, errors = first.communicate(timeout=LIMIT_S)
-        assert first.returncode == 0, errors
+        assert second.stderr.startswith("error: another process converts to out: wait until it ends")
+        (tmp_path / PASS).touch()
+        assert first.wait(LIMIT_S) == 0, first.stderr.read_text()
 
 
-def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(many_chats: Path, tmp_path: Path) -> None:
-    target = str(tmp_path / "out")
-    with convert_command(str(many_chats), target, "--shard-size", "1mb"):
-        deadline = time.monotonic() + LIMIT_S
-        while not (tmp_path / "out" / "shard.00001.mds").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(chats: Path, tmp_path: Path) -> None:
+    rows, target = tmp_path / "rows.jsonl", str(tmp_path / "out")
+    rows.write_text(chats.read_text() + "{broken\n")
+    options: dict[str, Any] = {"unit_bytes": 40_000, "shard_bytes": 1 << 16, "num_workers": 1}
+    with pytest.raises(DataError, match=rf"rows\.jsonl:{NUM_CHATS + 1}: not valid JSON"):
+        convert([rows], target, **options)
     with pytest.raises(StorageError, match="with other shard_bytes: run the original command, or pass"):
-        convert([many_chats], target, shard_bytes=1 << 21)
+        convert([rows], target, **options | {"shard_bytes": 1 << 17})
     with pytest.raises(ConfigError, match="the number of workers must be at least 1, got 0"):
-        convert([many_chats], target, shard_bytes=1 << 20, num_workers=0)
+        convert([rows], target, **options | {"num_workers": 0})
     assert (tmp_path / "out" / "shard.00001.mds").exists()
-    with many_chats.open("a") as file:
-        file.write(json.dumps(chat(1)) + "\n")
+    rows.write_text(chats.read_text() + json.dumps(chat(1)) + "\n")
     with pytest.raises(StorageError, match="with other sources"):
-        convert([many_chats], target, shard_bytes=1 << 20)
+        convert([rows], target, **options)
     with pytest.raises(StorageError, match=r"was begun on .* with its work in .*: run the same command there"):
-        convert([many_chats], target, shard_bytes=1 << 20, work=tmp_path / "elsewhere")
+        convert([rows], target, **options, work=tmp_path / "elsewhere")
     (tmp_path / "out" / "mine.txt").write_text("kept")
     assert not (tmp_path / "out" / "index.json").exists()
-    report = convert([many_chats], target, shard_bytes=1 << 24, overwrite=True, num_workers=1)
-    assert report.num_rows == 150_001
+    report = convert([rows], target, shard_bytes=1 << 18, overwrite=True, num_workers=1)
+    assert report.num_rows == NUM_CHATS + 1
     assert sorted(written(target)) == [
         "_lmms/dataset.json", "_lmms/provenance.json", "_lmms/provenance.npy", "index.json", "mine.txt",
         *(f"shard.{n:05}.mds" for n in range(report.num_shards)),
@@ -225,7 +180,7 @@ def test_shuffled_samples_are_the_same_in_another_order(
 ) -> None:
     for name, workers in (("a", 1), ("b", 2)):
         convert(
-            [chats], str(tmp_path / name), shuffle_seed=7, unit_bytes=100_000, shard_bytes=1 << 17, num_workers=workers,
+            [chats], str(tmp_path / name), shuffle_seed=7, unit_bytes=40_000, shard_bytes=1 << 16, num_workers=workers,
             processor=chat_processor,
         )  # fmt: skip
     assert written(str(tmp_path / "a")) == written(str(tmp_path / "b"))
@@ -234,21 +189,24 @@ def test_shuffled_samples_are_the_same_in_another_order(
     assert found != expected
     assert sorted(found, key=lambda chat: int(chat[0]["content"][:-1])) == expected
     assert np.mean(np.diff([int(chat[0]["content"][:-1]) for chat in found]) > 0) == pytest.approx(0.5, abs=0.05)
-    assert verify_dataset(str(tmp_path / "a"), processor=chat_processor, deep=True).problems == ()
+    assert verify_dataset(str(tmp_path / "a"), processor=chat_processor, deep=True, num_workers=1).problems == ()
 
 
 def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: ChatProcessor) -> None:
     options: dict[str, Any] = {"splits": {"train": 0.9, "validation": 0.1}, "processor": chat_processor}
-    report = convert([chats], str(tmp_path / "out"), unit_bytes=100_000, num_workers=1, **options)
+    report = convert([chats], str(tmp_path / "out"), unit_bytes=40_000, num_workers=1, **options)
     train, validation = (messages(tmp_path / "out" / name) for name in ("train", "validation"))
     assert report.num_rows == len(train) + len(validation) == NUM_CHATS
     assert [split.num_rows for split in report.splits.values()] == [len(train), len(validation)]
     assert report.num_tokens == sum(split.num_tokens or 0 for split in report.splits.values())
-    assert len(validation) == pytest.approx(300, abs=60)
+    assert len(validation) == pytest.approx(120, abs=24)
     expected = [chat(number)["messages"] for number in range(NUM_CHATS)]
     assert sorted(map(str, train + validation)) == sorted(map(str, expected))
     for name in ("train", "validation"):
-        assert verify_dataset(str(tmp_path / "out" / name), processor=chat_processor, deep=True).problems == ()
+        assert (
+            verify_dataset(str(tmp_path / "out" / name), processor=chat_processor, deep=True, num_workers=1).problems
+            == ()
+        )
     convert([chats], str(tmp_path / "again"), num_workers=1, **options)
     assert written(str(tmp_path / "out")) == written(str(tmp_path / "again"))
 
@@ -308,10 +266,10 @@ def test_samples_are_left_out_by_length_and_by_number_and_counted(
     kept = int(np.count_nonzero((lengths >= shortest) & (lengths <= longest)))
     report = convert([chats], str(tmp_path / "some"), processor=chat_processor, shortest=shortest, longest=longest)
     assert (report.num_rows, report.num_filtered) == (kept, free.num_rows - kept)
-    limited = convert([chats], str(tmp_path / "few"), limit=1234, unit_bytes=50_000, num_workers=2)
-    assert limited.num_rows == 1234
-    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(1234)]
-    with pytest.raises(DataError, match=r"no sample is left to write \(3000 were left out for their length\)"):
+    limited = convert([chats], str(tmp_path / "few"), limit=400, unit_bytes=50_000, num_workers=2)
+    assert limited.num_rows == 400
+    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(400)]
+    with pytest.raises(DataError, match=r"no sample is left to write \(1200 were left out for their length\)"):
         convert([chats], str(tmp_path / "none"), processor=chat_processor, shortest=100_000)
     with pytest.raises(ConfigError, match="left out by their tokens"):
         convert([chats], str(tmp_path / "none"), longest=10)
@@ -332,17 +290,17 @@ def test_compressed_shards_are_read_and_replaced(chats: Path, tmp_path: Path) ->
 
 def test_rows_that_do_not_fit_are_named_by_their_line_whatever_the_units(chats: Path, tmp_path: Path) -> None:
     lines = chats.read_text().splitlines()
-    lines[2000] = "{broken"
-    lines[2500] = json.dumps({"messages": [{"role": "user", "content": "unanswered"}]})
+    lines[800] = "{broken"
+    lines[1000] = json.dumps({"messages": [{"role": "user", "content": "unanswered"}]})
     source = tmp_path / "rows.jsonl"
     source.write_text("\n".join(["", *lines]))
-    with pytest.raises(DataError, match=r"rows\.jsonl:2002: not valid JSON"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:802: not valid JSON"):
         convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2)
     assert not {"index.json", "_lmms/dataset.json"} & set(written(str(tmp_path / "out")))
     report = convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2, on_error="skip")
     assert (report.num_rows, report.num_rejected) == (NUM_CHATS - 2, 2)
     rejects = [json.loads(line) for line in (tmp_path / "out" / "_lmms" / "rejects.jsonl").read_text().splitlines()]
-    assert [reject["row"] for reject in rejects] == [2002, 2502]
+    assert [reject["row"] for reject in rejects] == [802, 1002]
     assert {reject["source"] for reject in rejects} == {str(source)}
 
 
@@ -376,25 +334,23 @@ def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
     rows.write_text("\n".join(lines))
     other.write_text('{"text": "of another kind"}\n')
     reports = []
-    for workers in (1, 2, 4):
+    for workers in WORKERS:
         target = str(tmp_path / str(workers))
         report = convert(
-            [rows, other], target, limit=1234, unit_bytes=20_000, num_workers=workers, on_error="skip",
+            [rows, other], target, limit=400, unit_bytes=20_000, num_workers=workers, on_error="skip",
             processor=chat_processor, shortest=200,
         )  # fmt: skip
-        assert report.num_rows == 1234
+        assert report.num_rows == 400
         reports.append((report.num_rejected, report.num_filtered, written(target)))
-    assert reports[0] == reports[1] == reports[2]
+    assert all(report == reports[0] for report in reports)
     num_rejected, num_filtered, _ = reports[0]
-    num_read = 1234 + num_rejected + num_filtered  # rows up to the last that is written
+    num_read = 400 + num_rejected + num_filtered  # rows up to the last that is written
     assert num_filtered > 0
     assert num_rejected == len(range(5, num_read, 100))
-    rows.write_text("\n".join([*(line for line in lines[:1400] if line != "{broken"), "{broken", "{}"]))
-    for workers in (1, 2, 4):  # behind what is asked for no row is an error
-        report = convert(
-            [rows], str(tmp_path / f"strict-{workers}"), limit=1234, unit_bytes=20_000, num_workers=workers
-        )
-        assert report.num_rows == 1234
+    rows.write_text("\n".join([*(line for line in lines[:500] if line != "{broken"), "{broken", "{}"]))
+    for workers in WORKERS:  # behind what is asked for no row is an error
+        report = convert([rows], str(tmp_path / f"strict-{workers}"), limit=400, unit_bytes=20_000, num_workers=workers)
+        assert report.num_rows == 400
 
 
 def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor: ChatProcessor) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,9 @@ from lmms_stream.plan.left_out import LeftOut, LeftOutSample
 from lmms_stream.processors import ProcessorConfig
 
 from ..conftest import run_cli
-from ..rounds import LONG, rounds
-from .test_convert_runs import LIMIT_S, chat, convert_command, written
+from ..rounds import LONG
+from .held import chat
+from .test_convert_runs import written
 from .test_provenance import SMALL, said_rows, told_rows, write_rows
 
 
@@ -238,34 +237,18 @@ def test_a_list_goes_with_sources_of_which_it_can_say_something(tmp_path: Path) 
         convert([path], str(tmp_path / "none"), drop=everything, **SMALL)
 
 
-def test_a_command_that_is_killed_goes_on_with_the_same_list_alone(tmp_path: Path) -> None:
+def test_a_conversion_that_was_ended_goes_on_with_the_same_list_alone(tmp_path: Path) -> None:
     path, target, work = tmp_path / "chats.jsonl", tmp_path / "out", tmp_path / "work"
-    chats = [json.dumps(chat(number)) + "\n" for number in range(500)]
-    path.write_text("".join(chats) * rounds(16, 300))
-    rows = range(7, 500 * rounds(16, 300), 11)
-    drop = write_list(tmp_path / "bad.txt", [f"chats.jsonl:{row}" for row in rows])
-    arguments = [str(path), str(target), "--workers", "1", "--shard-size", "128kb", "--work", str(work)]
-    moments = random.Random(2)
-    for number in range(rounds(1, 20)):
-        with convert_command(*arguments, "--drop", drop) as process:
-            deadline = time.monotonic() + LIMIT_S
-            while number == 0 and not list(work.rglob("*.npz")) and process.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            time.sleep(moments.uniform(0, 0.5 if number == 0 else 4))
-            process.kill()
-            process.wait(LIMIT_S)
-    if not (target / DATASET_NAME).exists():
-        other = write_list(tmp_path / "other.txt", ["chats.jsonl:1"])
-        for dropped in (None, other):
-            with pytest.raises(StorageError, match="an unfinished conversion with other drop: run the original"):
-                convert([path], str(target), shard_bytes=1 << 17, work=work, num_workers=1, drop=dropped)
-    result = run_cli("convert", *arguments, "--drop", drop, timeout_s=LIMIT_S)
-    assert result.returncode == 0, result.stderr
-    assert f"{len(rows):,} rows that --drop names" in result.stdout
-    once = convert([path], str(tmp_path / "once"), shard_bytes=1 << 17, num_workers=1, drop=drop)
-    assert once.num_dropped == len(rows)
-    assert written(str(target)) == written(str(tmp_path / "once"))
+    path.write_text("".join(json.dumps(chat(number)) + "\n" for number in range(400)) + "{broken\n")
+    drop, other = (write_list(tmp_path / f"{row}.txt", [f"chats.jsonl:{row}"]) for row in (300, 1))
+    options: dict[str, Any] = {**SMALL, "work": work}
+    with pytest.raises(DataError, match=r"chats\.jsonl:401: not valid JSON"):
+        convert([path], str(target), drop=drop, **options)
+    assert list(target.glob("shard.*"))
+    for dropped in (None, other):
+        with pytest.raises(StorageError, match="an unfinished conversion with other drop: run the original"):
+            convert([path], str(target), drop=dropped, **options)
+    assert convert([path], str(target), drop=drop, on_error="skip", **options).num_dropped == 1
 
 
 def test_the_list_of_a_run_is_given_on_the_command_line(tmp_path: Path) -> None:

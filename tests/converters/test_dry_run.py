@@ -16,7 +16,7 @@ from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.inspect.summary import inspect_dataset
 
 from ..conftest import run_cli
-from .test_convert_runs import chat
+from .held import chat
 
 
 def write_chats(path: Path, numbers: range, *, bad: int | None = None) -> Path:

@@ -28,7 +28,8 @@ from lmms_stream.storage.storage import open_storage
 
 from ..conftest import prefix_of, run_cli
 from ..rounds import LONG, in_long_rounds
-from .test_convert_runs import LIMIT_S, chat, convert_command, written
+from .held import LIMIT_S, chat
+from .test_convert_runs import convert_command, written
 
 NUM_CHATS = 1200
 SIZES: dict[str, Any] = {"unit_bytes": 60_000, "shard_bytes": 1 << 16, "num_workers": 1}

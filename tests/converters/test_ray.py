@@ -28,8 +28,9 @@ from lmms_stream.storage.cache import default_cache_folder
 
 from ..conftest import run_cli, run_command
 from ..rounds import LONG, in_long_rounds
+from .held import chat
 from .ray_nodes import HEAD, JOINING, LIMIT_S, LOOPBACK, is_alive, ray_node, wait_until, workers_of
-from .test_convert_runs import chat, convert_command, written
+from .test_convert_runs import convert_command, written
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from .round_trip_sources import LOCAL, REMOTE, Written, write_media
 
 
 def pairs(sources: Iterable[tuple[str, tuple[str, Any]]]) -> list[Any]:
-    """Each source with each case that it can carry; in short rounds a third, of every source and every case."""
-    every = rounds(3, 1)
+    """Each source with each case that it can carry; in short rounds a quarter, of every source and every case."""
+    every = rounds(4, 1)
     return [
         pytest.param(name, case, id=f"{name}-{case.name}")
         for row, (name, (kind, _)) in enumerate(sources)

@@ -17,6 +17,7 @@ from lmms_stream.errors import ConfigError, DataError, StorageError, WorkerError
 from lmms_stream.mds.packed import PackedStreamingDataset
 
 from ..conftest import run_cli, run_command
+from ..rounds import LONG
 from .test_convert_runs import written
 
 NUM_ROWS = 1000
@@ -276,7 +277,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("num_workers", ["1", "2"])
+@pytest.mark.parametrize("num_workers", ["2", *(["1"] if LONG else [])])
 def test_a_script_that_is_killed_goes_on_to_the_same_bytes_and_refuses_changed_code(
     rows: Path, num_workers: str
 ) -> None:

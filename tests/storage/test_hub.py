@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,21 +14,23 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from lmms_stream.storage.locks import folder_beside, remove_leftovers, temporary_name
 
-from ..conftest import run_command, write_tokens
+from ..conftest import write_tokens
+from ..processes import ENVIRONMENT
 
-FILES, API = "/datasets/org/name/", "/api/datasets/org/name/"
+FILES, API = "/datasets/org/", "/api/datasets/org/"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Files of one dataset of the hub; what is missing has the hub's error code. folder: of its revision main.
+    """Files of datasets of the hub; what is missing has the hub's error code. folder: of folders of datasets.
 
-    Other revisions are folders beside it.
+    A dataset has a folder for each revision.
     """
 
     def __init__(self, folder: Path, *arguments: Any):
@@ -60,14 +64,14 @@ class Hub(BaseHTTPRequestHandler):
                 if not path.is_file():
                     return self._send(404, {"X-Error-Code": "EntryNotFound"}, b"")
                 path.unlink()
-        commit = {"commitUrl": f"https://huggingface.co{FILES}commit/{0:040}", "commitOid": "0" * 40}
+        commit = {"commitUrl": f"https://huggingface.co{FILES}name/commit/{0:040}", "commitOid": "0" * 40}
         self._send(200, {}, json.dumps(commit).encode())
 
     def _asked(self) -> tuple[str, Path, str]:
         """What is asked for, the folder of its revision, and a path in it."""
         path = urlsplit(self.path).path
-        kind, revision, *rest = path.removeprefix(API).removeprefix(FILES).split("/", 2)
-        return kind, self.folder if revision == "main" else self.folder.with_name(revision), "".join(rest)
+        name, kind, revision, *rest = path.removeprefix(API).removeprefix(FILES).split("/", 3)
+        return kind, self.folder / name / revision, "".join(rest)
 
     def _tree(self, root: Path, path: str) -> bytes:
         """What the hub says of all files below a folder."""
@@ -79,7 +83,8 @@ class Hub(BaseHTTPRequestHandler):
         return json.dumps(files).encode() if files else b""
 
     def _answer(self, *, with_body: bool) -> None:
-        if not self.path.startswith((API, FILES)):
+        names = [path.name for path in self.folder.iterdir()]
+        if not self.path.startswith(tuple(f"{start}{name}/" for start in (API, FILES) for name in names)):
             return self._send(404, {"X-Error-Code": "RepoNotFound"}, b"")
         kind, folder, name = self._asked()
         path = folder / name
@@ -116,53 +121,19 @@ def hub(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-SCRIPT = """
-import sys
-sys.modules["streaming"] = None  # MosaicML's package is not needed
-from lmms_stream.errors import StorageError
-from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.storage.fetch_config import FetchConfig
-
-def opened(url):
-    return PackedStreamingDataset(url, sys.argv[1], fetch=FetchConfig(attempts=2, timeout_s=30))
-
-dataset = opened("hf://datasets/org/name")
-assert [sample["input_ids"][0] for sample in dataset[:]] == list(range(30))
-for url, text in (
-    ("hf://datasets/org/name/absent", "holds no dataset (index.json is missing)"),
-    ("hf://datasets/org/other", "the hub knows no such repository, or does not show it to you"),
-):
-    try:
-        opened(url)
-    except StorageError as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(url)
-"""
-
-
-def test_a_dataset_of_the_hub_that_mdswriter_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tokens(tmp_path / "data", num_samples=30, with_index=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with hub(tmp_path / "data") as endpoint:
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        result = run_command(sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), timeout_s=80)
-    assert result.returncode == 0, result.stderr
-
-
 AGAIN = """
-import shutil, sys
+import shutil
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream import MDSWriter
 
-folder, cache = sys.argv[1:]
+folder, cache = f"{root}/hub/again/main", f"{root}/cache-again"
 for values, num_misses in (([1, 2, 3], 1), ([1, 2, 3], 0), ([4, 5, 6], 1)):
     shutil.rmtree(folder, ignore_errors=True)
     with MDSWriter(columns={"x": "int"}, out=folder) as writer:
         for value in values:
             writer.write({"x": value})
-    dataset = PackedStreamingDataset("hf://datasets/org/name", cache, fetch=FetchConfig(attempts=2, timeout_s=30))
+    dataset = PackedStreamingDataset("hf://datasets/org/again", cache, fetch=FetchConfig(attempts=2, timeout_s=30))
     assert [sample["x"] for sample in dataset[:]] == values
     assert dataset.core.one.cache.tally.total.misses == num_misses
 facts = dataset.core.storage.stat("index.json")
@@ -173,40 +144,49 @@ assert [each.key for each in dataset.core.storage.list_objects("")] == ["index.j
 assert dataset.core.storage.list_objects("absent/") == []
 assert "streaming" not in sys.modules
 """
+READ = """
+sys.modules["streaming"] = None  # MosaicML's package is not needed
+from lmms_stream.errors import StorageError
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.storage.fetch_config import FetchConfig
 
+def opened(url):
+    return PackedStreamingDataset(url, f"{root}/cache-read", fetch=FetchConfig(attempts=2, timeout_s=30))
 
-def test_a_dataset_of_the_hub_that_was_written_again_at_the_same_size_gives_its_new_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without checksums in its index, as MDSWriter writes it: the hub's entity tags tell."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with hub(tmp_path / "data") as endpoint:
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        result = run_command(sys.executable, "-c", AGAIN, str(tmp_path / "data"), str(tmp_path / "cache"), timeout_s=80)
-    assert result.returncode == 0, result.stderr
-
-
+dataset = opened("hf://datasets/org/read")
+assert [sample["input_ids"][0] for sample in dataset[:]] == list(range(30))
+for url, text in (
+    ("hf://datasets/org/read/absent", "holds no dataset (index.json is missing)"),
+    ("hf://datasets/org/other", "the hub knows no such repository, or does not show it to you"),
+):
+    try:
+        opened(url)
+    except StorageError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(url)
+del sys.modules["streaming"]
+"""
 WRITTEN = """
-import sys
 from lmms_stream import MDSWriter, StreamingDataset
 from lmms_stream.errors import StorageError
 
-local = sys.argv[1]
-for url, values in (("hf://datasets/org/name", [1, 2]), ("hf://datasets/org/name@v2/part", [3, 4, 5])):
+local = f"{root}/local"
+for url, values in (("hf://datasets/org/written", [1, 2]), ("hf://datasets/org/written@v2/part", [3, 4, 5])):
     with MDSWriter(columns={"x": "int"}, out=url) as writer:
         for value in values:
             writer.write({"x": value})
 for url, values in (
-    ("hf://datasets/org/name", [1, 2]), ("hf://datasets/org/name@main", [1, 2]),
-    ("hf://datasets/org/name@v2/part", [3, 4, 5]),
+    ("hf://datasets/org/written", [1, 2]), ("hf://datasets/org/written@main", [1, 2]),
+    ("hf://datasets/org/written@v2/part", [3, 4, 5]),
 ):
     dataset = StreamingDataset(remote=url, local=local + url.replace("/", "-"), batch_size=1)
     assert [sample["x"] for sample in dataset] == values, url
-with MDSWriter(columns={"x": "int"}, out="hf://datasets/org/name", exist_ok=True) as writer:
+with MDSWriter(columns={"x": "int"}, out="hf://datasets/org/written", exist_ok=True) as writer:
     writer.write({"x": 6})
-dataset = StreamingDataset(remote="hf://datasets/org/name", local=local + "again", batch_size=1)
+dataset = StreamingDataset(remote="hf://datasets/org/written", local=local + "again", batch_size=1)
 assert [sample["x"] for sample in dataset] == [6]
-for url in ("hf://datasets/org/name@v3", "hf://datasets/org/name@v3/part"):
+for url in ("hf://datasets/org/written@v3", "hf://datasets/org/written@v3/part"):
     for use in (lambda: StreamingDataset(remote=url, batch_size=1), lambda: MDSWriter(columns={"x": "int"}, out=url)):
         try:
             use()
@@ -215,20 +195,80 @@ for url in ("hf://datasets/org/name@v3", "hf://datasets/org/name@v3/part"):
         else:
             raise AssertionError(url)
 """
+PUSHED = """
+from lmms_stream import StreamingDataset
+from lmms_stream.doors.huggingface.stored import push_to_hub
+
+url = push_to_hub(f"{root}/made", "org/pushed", token="hf_token")
+dataset = StreamingDataset(remote=url, local=f"{root}/cache-pushed", batch_size=1)
+assert [sample["input_ids"][0] for sample in dataset] == list(range(30))
+"""
+SCRIPTS = {"again": AGAIN, "read": READ, "written": WRITTEN, "pushed": PUSHED}  # in this order: streaming comes later
+ALL = """
+import json
+import sys
+import traceback
+
+root = sys.argv[1]
+for name, script in json.loads(sys.stdin.read()).items():
+    try:
+        exec(compile(script, name, "exec"), {"root": root, "sys": sys})
+        print(name)
+    except BaseException:
+        print(f"{name}:", file=sys.stderr)
+        traceback.print_exc()
+"""
 
 
-def test_revisions_of_a_dataset_of_the_hub_are_written_and_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose folder `hub` is served."""
+    root = tmp_path_factory.mktemp("root")
+    for dataset in ("again", "read", "pushed"):
+        (root / "hub" / dataset / "main").mkdir(parents=True)
+    write_tokens(root / "made", num_samples=30)
+    write_tokens(root / "plain", num_samples=30, with_index=False)
+    copytree(root / "plain", root / "hub" / "read" / "main", dirs_exist_ok=True)
+    for revision in ("main", "v2"):
+        (root / "hub" / "written" / revision).mkdir(parents=True)
+        (root / "hub" / "written" / revision / ".gitattributes").write_text("*.mds filter=lfs")
+    return root
+
+
+@pytest.fixture(scope="module")
+def done(root: Path) -> subprocess.CompletedProcess[str]:
+    """All scripts, in an interpreter whose library of the hub knows only the server."""
+    with hub(root / "hub") as endpoint:
+        environment = {"HF_HOME": str(root / "home"), "HF_TOKEN": "hf_of_this_test", "HF_ENDPOINT": endpoint}
+        return subprocess.run(
+            [sys.executable, "-c", ALL, str(root)], input=json.dumps(SCRIPTS), capture_output=True, text=True,
+            timeout=240, env=os.environ | ENVIRONMENT | environment, check=False,
+        )  # fmt: skip
+
+
+def test_a_dataset_of_the_hub_that_mdswriter_wrote_is_read(done: subprocess.CompletedProcess[str]) -> None:
+    assert "read" in done.stdout.split(), done.stderr
+
+
+def test_a_dataset_of_the_hub_that_was_written_again_at_the_same_size_gives_its_new_samples(
+    done: subprocess.CompletedProcess[str],
 ) -> None:
-    for revision in ("data", "v2"):
-        (tmp_path / revision).mkdir()
-        (tmp_path / revision / ".gitattributes").write_text("*.mds filter=lfs")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
-    with hub(tmp_path / "data") as endpoint:
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        result = run_command(sys.executable, "-c", WRITTEN, str(tmp_path / "local"), timeout_s=80)
-    assert result.returncode == 0, result.stderr
+    """Without checksums in its index, as MDSWriter writes it: the hub's entity tags tell."""
+    assert "again" in done.stdout.split(), done.stderr
+
+
+def test_revisions_of_a_dataset_of_the_hub_are_written_and_read(done: subprocess.CompletedProcess[str]) -> None:
+    assert "written" in done.stdout.split(), done.stderr
+
+
+def test_a_dataset_is_pushed_with_a_card_and_read_from_the_hub(
+    root: Path, done: subprocess.CompletedProcess[str]
+) -> None:
+    assert "pushed" in done.stdout.split(), done.stderr
+    card = (root / "hub" / "pushed" / "main" / "README.md").read_text()
+    assert card.startswith("---\nsize_categories:\n- n<1K\n")
+    assert "30 samples in 1 MDS shards." in card
+    assert "| `input_ids` | ndarray:int32 |" in card
 
 
 def test_what_a_killed_download_left_is_removed(tmp_path: Path) -> None:
@@ -240,29 +280,3 @@ def test_what_a_killed_download_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"y")
     remove_leftovers(path)
     assert [each.name for each in tmp_path.iterdir()] == ["other"]
-
-
-PUSHED = """
-import sys
-from lmms_stream import StreamingDataset
-from lmms_stream.doors.huggingface.stored import push_to_hub
-
-url = push_to_hub(sys.argv[1], "org/name", token="hf_token")
-dataset = StreamingDataset(remote=url, local=sys.argv[2], batch_size=1)
-assert [sample["input_ids"][0] for sample in dataset] == list(range(30))
-"""
-
-
-def test_a_dataset_is_pushed_with_a_card_and_read_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_tokens(tmp_path / "made", num_samples=30)
-    (tmp_path / "hub").mkdir()
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with hub(tmp_path / "hub") as endpoint:
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
-        arguments = (str(tmp_path / "made"), str(tmp_path / "cache"))
-        result = run_command(sys.executable, "-c", PUSHED, *arguments, timeout_s=80)
-    assert result.returncode == 0, result.stderr
-    card = (tmp_path / "hub" / "README.md").read_text()
-    assert card.startswith("---\nsize_categories:\n- n<1K\n")
-    assert "30 samples in 1 MDS shards." in card
-    assert "| `input_ids` | ndarray:int32 |" in card

@@ -15,7 +15,7 @@ from lmms_stream.storage.eviction import HEADER_BYTES, LEDGER_NAME, CacheJournal
 from lmms_stream.storage.locks import locked
 from lmms_stream.storage.record import Record, touch
 
-from ..rounds import in_long_rounds
+from ..rounds import in_long_rounds, rounds
 from .counting import OBJECT_BYTES, Remote, held, limited_cache, limited_caches, object_wanted
 
 
@@ -38,7 +38,11 @@ def counted(folder: Path) -> dict[str, int]:
     return {entry.name: entry.num_bytes for entry in ledger.entries}
 
 
-def test_downloads_into_a_full_cache_of_8000_shards_do_not_read_the_records_of_all(
+NUM_FULL = rounds(2000, 8000)
+NUM_NEW = NUM_FULL // 10
+
+
+def test_downloads_into_a_full_cache_of_thousands_of_shards_do_not_read_the_records_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
@@ -47,17 +51,17 @@ def test_downloads_into_a_full_cache_of_8000_shards_do_not_read_the_records_of_a
         read.append(path)
         return find_download(path)
 
-    fill(tmp_path, objects=8000)
-    cache = limited_cache(tmp_path, objects=8000)
+    fill(tmp_path, objects=NUM_FULL)
+    cache = limited_cache(tmp_path, objects=NUM_FULL)
     monkeypatch.setattr("lmms_stream.storage.eviction.find_download", read_record)
     cache.fetch("first", object_wanted("first"))
-    assert len(read) <= 2 * 8000  # one look at all of them, which serves all processes, and those that give way
+    assert len(read) <= 2 * NUM_FULL  # one look at all of them, which serves all processes, and those that give way
     read.clear()
-    for number in range(800):
+    for number in range(NUM_NEW):
         cache.fetch(f"new{number:03}", object_wanted(f"new{number:03}"))
-    assert len(read) <= 2 * 8000 + 2 * 800  # two more looks at most, and the record of what gives way
+    assert len(read) <= 2 * NUM_FULL + 2 * NUM_NEW  # two more looks at most, and the record of what gives way
     assert held(tmp_path) == sorted(
-        ["first", *(f"old{n:05}" for n in range(801, 8000)), *(f"new{n:03}" for n in range(800))]
+        ["first", *(f"old{n:05}" for n in range(NUM_NEW + 1, NUM_FULL)), *(f"new{n:03}" for n in range(NUM_NEW))]
     )
 
 

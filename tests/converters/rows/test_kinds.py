@@ -97,7 +97,7 @@ def test_images_are_converted_indexed_verified_inspected_and_read_by_others(tmp_
     done = run_cli("convert", str(tmp_path / "rows.jsonl"), target, "--kind", "image", "--processor", "image")
     assert done.returncode == 0, done.stderr
     processor = ImageProcessor(image_size=16)
-    verified = verify_dataset(target, deep=True, processor=processor)
+    verified = verify_dataset(target, deep=True, processor=processor, num_workers=1)
     assert (verified.num_problems, verified.num_samples, verified.num_lengths_indexes) == (0, 3, 1)
     (seen, *_) = inspect_dataset(target, processor=processor).samples
     assert seen.values["label"] == "1"

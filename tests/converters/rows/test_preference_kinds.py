@@ -174,7 +174,7 @@ def test_preferences_are_shown_verified_exported_and_merged_as_such(format: Any,
     assert roles == ["prompt: user", "chosen: assistant", "rejected: assistant"]
     assert inspect_dataset(judged, num_samples=1).samples[0].messages[1].role == "answer (bad): assistant"
     assert inspect_dataset(chats, num_samples=1).schema == "messages"
-    assert not verify_dataset(pairs, deep=True).problems
+    assert not verify_dataset(pairs, deep=True, num_workers=1).problems
     for name in pairs, judged:
         export_dataset(name, f"{name}-rows", format=format)
         convert([f"{name}-rows"], f"{name}-again", num_workers=1)

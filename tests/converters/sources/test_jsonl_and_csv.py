@@ -26,7 +26,7 @@ from lmms_stream.converters.sources.jsonl import lines_between
 from lmms_stream.errors import DataError
 
 from ...conftest import run_command
-from ...rounds import in_long_rounds
+from ...rounds import in_long_rounds, rounds
 from ...strategies import examples
 from .source_rows import MESSY, json_lines, num_units, opened, read, read_numbered, write
 
@@ -261,7 +261,7 @@ IN_LONG_ROUNDS = [pytest.param(kind, marks=in_long_rounds) for kind in ("jsonl.b
 @pytest.mark.parametrize("kind", [*KINDS_OF_LARGE_FILES, *IN_LONG_ROUNDS])
 def test_memory_is_bounded_whatever_the_size(tmp_path: Path, kind: str) -> None:
     row = orjson.dumps({"text": "word " * 200})
-    num_rows, num_copies = 64, 1024
+    num_rows, num_copies = 64, rounds(512, 1024)
     separator, head, tail = (
         (b",\n", b"[", b"]") if kind.startswith("json") and "jsonl" not in kind else (b"\n", b"", b"")
     )
@@ -281,5 +281,5 @@ def test_memory_is_bounded_whatever_the_size(tmp_path: Path, kind: str) -> None:
     result = run_command(sys.executable, "-c", MEASURE, str(large), str(small), str(tmp_path / "scratch"))
     assert result.returncode == 0, result.stderr
     found, grown = map(int, result.stdout.split())
-    assert found == num_rows * num_copies  # 64 MiB of text
+    assert found == num_rows * num_copies  # 32 MiB of text, or 64
     assert grown < 24 << 20

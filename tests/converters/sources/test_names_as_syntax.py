@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lmms_stream.storage.storage import open_storage
 
 from ...conftest import prefix_of
 from ...proxy import FaultProxy, Rule
+from ...rounds import LONG
 from .source_rows import json_lines, opened, read, read_numbered, write
 
 # Names of files without their extension; those at the end have no extension at all.
@@ -45,6 +47,11 @@ def filled(place: str, names: Sequence[str], *, extension: str = ".jsonl") -> No
         store.write(f"{name}{extension}", json_lines(rows_of(name)))
 
 
+def of_syntax(place: str, names: Sequence[str]) -> list[str]:
+    """Names for which a source is opened again: all of files, and in short rounds of a store those of its syntax."""
+    return [name for name in names if LONG or "://" not in place or re.search(r"[#@*?\[%/]", name)]
+
+
 def names_of(place: str) -> Sequence[str]:
     return (*NAMES, *STORED_ONLY) if "://" in place else NAMES
 
@@ -56,7 +63,8 @@ def test_each_is_a_source_by_its_name_and_has_slices(place: str) -> None:
     for name in (*(f"{name}.jsonl" for name in names), *BARE):
         rows = rows_of(name.removesuffix(".jsonl"))
         assert read(f"{place}/{name}") == rows, name
-        assert read_numbered(f"{place}/{name}@[-1:]") == [(3, rows[2])], name
+        if of_syntax(place, [name]):
+            assert read_numbered(f"{place}/{name}@[-1:]") == [(3, rows[2])], name
         if "://" not in place:
             assert read(Path(place, name).as_uri()) == rows, name
 
@@ -78,7 +86,7 @@ def test_what_is_fetched_whole_and_members_of_objects_are_found(place: str) -> N
     store = open_storage(place)
     for name in (*NAMES, *(STORED_ONLY if "://" in place else ())):
         store.write(f"{name}.json", orjson.dumps({"rows#1": rows_of(name)}))
-    for name in NAMES:
+    for name in of_syntax(place, NAMES):
         assert read(f"{place}/{name}.json") == rows_of(name), name
     assert len(read(place)) == 3 * len(names_of(place))
     assert read_numbered(f"{place}/a#b.json@[1:2]") == [(2, rows_of("a#b")[1])]
@@ -94,7 +102,7 @@ def test_texts_and_datasets_below_such_names_are_read(place: str, tmp_path: Path
     assert [row["text"] for row in read(texts)] == sorted(NAMES, key=lambda name: f"{name}.txt")
     assert [row["text"] for row in read(f"{place}/texts #1/*.txt@[:2]")] == [row["text"] for row in read(texts)][:2]
     dataset = f"{place}/chats?split=train"
-    convert([texts], dataset, kind="text", num_workers=2)
+    convert([texts], dataset, kind="text", num_workers=1)
     convert([f"{dataset}@[1:]"], str(tmp_path / "out"), num_workers=1)
     expected = [sample["text"] for sample in PackedStreamingDataset(str(tmp_path / "out"))[:]]
     assert expected == sorted(NAMES, key=lambda name: f"{name}.txt")[1:]
@@ -109,7 +117,7 @@ def test_rows_of_such_sources_are_named_rejected_dropped_and_appended(place: str
     drop = tmp_path / "drop.txt"
     drop.write_text("".join(f"{place}/{name}.jsonl:3\n" for name in NAMES[:5]))
     out = tmp_path / "out"
-    report = convert([place], str(out), on_error="skip", num_workers=2, drop=str(drop))
+    report = convert([place], str(out), on_error="skip", num_workers=1, drop=str(drop))
     assert (report.num_rows, report.num_rejected, report.num_dropped) == (2 * len(NAMES) - 5, len(NAMES), 5)
     rejects = [json.loads(line) for line in (out / "_lmms" / "rejects.jsonl").read_text().splitlines()]
     assert {(each["source"], each["row"]) for each in rejects} == {(f"{place}/{name}.jsonl", 2) for name in NAMES}

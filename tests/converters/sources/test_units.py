@@ -21,10 +21,11 @@ from lmms_stream.converters.sources.table import Location
 from lmms_stream.converters.sources.units import UNIT_ROWS
 from lmms_stream.doors.relax.row_groups import ParquetRows as NumberedGroups
 
+from ...rounds import rounds
 from .source_rows import json_lines, num_units, opened, read, write
 from .test_tables import write_file, write_parquet, write_stream
 
-NUM_ROWS = 60_000
+NUM_ROWS = rounds(20_000, 60_000)
 ROWS = [{"image": f"images/{number:06}.jpg", "label": str(number % 10)} for number in range(NUM_ROWS)]
 
 

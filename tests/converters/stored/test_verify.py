@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,20 @@ ARRAY, DESCRIPTION = lengths_names(TOKENS)
 Damage = Callable[[Path], None]
 
 
-@pytest.fixture
-def chats(corpus: Corpus, chat_processor: ChatProcessor, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def converted(corpus: Corpus, chat_processor: ChatProcessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted dataset of several shards, with a lengths index and rejects."""
-    rows = tmp_path / "rows.jsonl"
+    folder = tmp_path_factory.mktemp("converted")
+    rows = folder / "rows.jsonl"
     rows.write_text(corpus.functions.read_text() + '{"messages": []}\n')
-    convert([rows], str(tmp_path / "chats"), processor=chat_processor, shard_bytes=1 << 15, on_error="skip")
-    return tmp_path / "chats"
+    convert([rows], str(folder / "chats"), processor=chat_processor, shard_bytes=1 << 15, on_error="skip")
+    return folder / "chats"
+
+
+@pytest.fixture
+def chats(converted: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, to be damaged."""
+    return copytree(converted, tmp_path / "chats")
 
 
 def flip(path: Path, at: int = -1) -> None:

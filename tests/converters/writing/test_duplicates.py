@@ -19,7 +19,8 @@ from lmms_stream.errors import ConfigError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.processors.chat import ChatProcessor
 
-from ..test_convert_runs import chat, written
+from ..held import chat
+from ..test_convert_runs import written
 
 
 @given(

@@ -89,7 +89,10 @@ def test_compressed_files_are_read(compression: str, tmp_path: Path) -> None:
     dataset = lmms_stream.LocalDataset(tmp_path / "data")
     for number in range(9):
         np.testing.assert_equal(dataset[number], sample(number, OF_MDS) | {"ratio": dataset[number]["ratio"]})
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=2, num_workers=2, collate_fn=list, sampler=[8, 0, 3])
+    num_workers = 2 if compression == "zstd" else 0
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_size=2, num_workers=num_workers, collate_fn=list, sampler=[8, 0, 3]
+    )
     assert [[each["count"] for each in batch] for batch in loader] == [
         [sample(number, OF_MDS)["count"] for number in numbers] for numbers in ([8, 0], [3])
     ]
