@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util
 import os
 import runpy
@@ -187,6 +188,7 @@ def _be_module(
     multiprocessing.set_start_method(None, force=True)  # the platform's, where the server's would be inherited
     multiprocessing.set_forkserver_preload(["__main__"])  # what an interpreter begins with
     tempfile.tempdir = None  # of the environment, and not the server's
+    multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
     sys.argv = [module, *arguments]
     try:
         if module.endswith(".py"):

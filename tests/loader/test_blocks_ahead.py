@@ -15,6 +15,8 @@ from lmms_stream.types import World
 from ..storage.counting import held
 from ..storage.test_eviction import upload_tokens
 
+NUM_SAMPLES = 6000
+
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_shards_of_a_block_are_those_of_its_samples(nodes: int) -> None:
@@ -29,17 +31,23 @@ def test_the_shards_of_a_block_are_those_of_its_samples(nodes: int) -> None:
         assert len(order.shards_of_block(node, order.num_blocks(node))) == 0
 
 
+@pytest.fixture(scope="module")
+def remote(s3: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"{s3}/blocks-ahead"
+    upload_tokens(url, tmp_path_factory.mktemp("blocks") / "made", num_samples=NUM_SAMPLES)
+    return url
+
+
 @pytest.mark.parametrize(("num_nodes", "served"), [(1, [0, 1]), (2, [1])])
 def test_the_shards_of_this_block_and_of_the_next_come_before_they_are_read(
-    s3_folder: str, tmp_path: Path, num_nodes: int, served: list[int]
+    remote: str, tmp_path: Path, num_nodes: int, served: list[int]
 ) -> None:
-    upload_tokens(s3_folder, tmp_path / "made", num_samples=12000)
     dataset = PackedStreamingDataset(
-        s3_folder,
+        remote,
         tmp_path / "cache",
         processor=TokensProcessor(),
         packing=PackingConfig(packing_length=256),
-        order=OrderConfig(num_canonical_nodes=2, shuffle_block_size=600),
+        order=OrderConfig(num_canonical_nodes=2, shuffle_block_size=350),
     )
     world = World(rank=num_nodes - 1, world_size=num_nodes, num_nodes=num_nodes)
     batches = iter(PackedLoader(dataset, global_batch=2, world=world))
@@ -56,4 +64,4 @@ def test_the_shards_of_this_block_and_of_the_next_come_before_they_are_read(
         assert time.monotonic() < deadline, expected ^ set(held(tmp_path / "cache"))
         time.sleep(0.01)
     seen = sum(len(batch.sample_ids) for batch in batches)
-    assert seen > 11000 // num_nodes
+    assert seen > NUM_SAMPLES * 11 // 12 // num_nodes

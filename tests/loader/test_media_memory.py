@@ -27,7 +27,7 @@ from lmms_stream.types import Batch, Processed, Sample
 
 from ..conftest import write_tokens
 
-ROW_VALUES = 20_000  # of a patch, so that a sample's patches are 80 kB each
+ROW_VALUES = 8_000  # of a patch, so that a sample's patches are 32 kB each
 
 
 class Seeing(TokensProcessor):

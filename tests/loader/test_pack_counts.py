@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
+import time
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 
 from ..conftest import write_tokens
+from ..processes import Job, start_module
 from .logged_counts import LoggedCounts, log_of, small_plan
 
 
@@ -107,30 +108,26 @@ COUNTS = """
 import sys
 from pathlib import Path
 from tests.loader.logged_counts import small_plan
-plan = small_plan(Path(sys.argv[1]), pause_s=float(sys.argv[2]))
-print("ready", flush=True)
-print(plan.num_packs(0), flush=True)
+print(small_plan(Path(sys.argv[1]), pause_s=float(sys.argv[2])).num_packs(0))
 """
 
 
-def start(folder: Path, *, pause_s: float) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", COUNTS, str(folder), str(pause_s)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
-
-
 def test_of_many_processes_one_counts_and_when_it_is_killed_another_one_does(tmp_path: Path) -> None:
-    folder = tmp_path / "counts"
-    killed = start(folder, pause_s=60)
-    while not list(folder.glob(".*.lock")):
-        assert killed.poll() is None
-    others = [start(folder, pause_s=0.1) for _ in range(3)]
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=20)
+    folder, program = tmp_path / "counts", tmp_path / "program.py"
+    program.write_text(COUNTS)
+
+    def count(pause_s: float, num_processes: int) -> AbstractContextManager[Job]:
+        return start_module(str(program), [str(folder), str(pause_s)], [{}] * num_processes)
+
+    with count(60, 1) as killed:
+        while not list(folder.glob(".*.lock")):
+            assert killed.poll() is None
+            time.sleep(0.01)
+        with count(0.1, 3) as others:
+            killed.send_signal(signal.SIGKILL)
+            assert killed.wait(20) == -signal.SIGKILL
+            result = others.complete(60)
     expected = small_plan(tmp_path / "own").num_packs(0)
-    assert [int(other.communicate(timeout=60)[0]) for other in others] == [expected] * 3
+    assert [int(line) for line in result.stdout.splitlines()] == [expected] * 3, result.stderr
     assert len(log_of(folder)) == 1
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []

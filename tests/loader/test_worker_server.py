@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ..conftest import run_command, write_tokens
-from ..processes import run_module
+from ..processes import Job, run_module, start_module
 from ..rounds import LONG, in_long_rounds, rounds
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,24 +37,24 @@ def loader(processor, packing_length=64):
 """
 
 
-def run_with(environment: dict[str, str], *command: str) -> list[str]:
-    """What a command prints, line by line."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        result = run_command(sys.executable, *command, timeout_s=120)
+@contextmanager
+def started(program: str, folder: Path, method: str, report: Path) -> Iterator[Job]:
+    """A program without a guard, as a file of its own, that reads a dataset and reports into a folder."""
+    report.mkdir(exist_ok=True)
+    path = report / "program.py"
+    path.write_text(program)
+    environment = {"REPORT_FOLDER": str(report), "PYTHONPATH": str(ROOT)}
+    with start_module(str(path), [str(folder), method], [environment]) as job:
+        yield job
+
+
+def run(program: str, folder: Path, method: str, report: Path, *, num_samples: int = 60) -> list[str]:
+    """What a program prints after PROGRAM, line by line."""
+    write_tokens(folder, num_samples=num_samples)
+    with started(program, folder, method, report) as job:
+        result = job.complete(120)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
-
-
-def run(program: str, folder: Path, method: str, report: Path) -> list[str]:
-    """What a program without a guard prints, as a file of its own."""
-    write_tokens(folder, num_samples=60)
-    report.mkdir()
-    path = report / "program.py"
-    path.write_text(PROGRAM + program)
-    environment = {"REPORT_FOLDER": str(report), "PYTHONPATH": str(ROOT)}
-    return run_with(environment, str(path), str(folder), method)
 
 
 @pytest.mark.parametrize("method", ["server", *(["forked", "spawn"] if LONG else [])])
@@ -87,7 +88,7 @@ for path in Path(os.environ["REPORT_FOLDER"]).glob("*.json"):
     path.unlink()
 assert first == [batch.sample_ids.tolist() for batch in loader(Reporting())]
 """
-    assert run(program, tmp_path / "data", "server", tmp_path / "report") == ["main runs"]
+    assert run(PROGRAM + program, tmp_path / "data", "server", tmp_path / "report") == ["main runs"]
     reports = [json.loads(path.read_text()) for path in (tmp_path / "report").glob("*.json")]
     assert [report["added"] for report in reports] == ["since the server began"] * 2
 
@@ -102,7 +103,7 @@ class Mine(Reporting):
 
 assert len(list(loader(Mine()))) > 20
 """
-    told = run(program, tmp_path / "data", "server", tmp_path / "report")
+    told = run(PROGRAM + program, tmp_path / "data", "server", tmp_path / "report")
     assert told.count("main runs") == 1
     assert any("Mine is defined in the program's main module" in line for line in told)
     assert len(list((tmp_path / "report").glob("*.json"))) == 2
@@ -124,7 +125,7 @@ if __name__ == "__main__":
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
 """
-    told = run(program, tmp_path / "data", method, tmp_path / "report")
+    told = run(PROGRAM + program, tmp_path / "data", method, tmp_path / "report")
     reason = f"the path of a socket, {folder}/pymp-"
     if method == "server":
         assert told[1].startswith(f"loader workers are forked from this process: {reason}")
@@ -136,32 +137,29 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM][: rounds(1, 2)])
 def test_nothing_is_left_of_a_program_that_is_killed_with_workers_at_work(number: int, tmp_path: Path) -> None:
-    write_tokens(tmp_path, num_samples=60)
-    script = (
+    write_tokens(tmp_path / "data", num_samples=60)
+    program = (
         PROGRAM + "batches = iter(loader(Reporting()))\nnext(batches)\nprint('at work', flush=True)\ntime.sleep(60)\n"
     )
-    environment = {**os.environ, "REPORT_FOLDER": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), "server"], stdout=subprocess.PIPE, text=True, env=environment
-    ) as program:
-        assert program.stdout is not None
-        try:
-            assert [program.stdout.readline() for _ in range(2)] == ["main runs\n", "at work\n"]
-            family = psutil.Process(program.pid).children(recursive=True)
-            assert len(family) >= 3  # the server and two workers
-        finally:
-            program.send_signal(number)
-        program.wait(20)
+    with started(program, tmp_path / "data", "server", tmp_path / "report") as job:
+        deadline = time.monotonic() + 60
+        while job.stdout.read_text() != "main runs\nat work\n":
+            assert job.poll() is None, job.stderr.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        family = psutil.Process(job.processes[0].pid).children(recursive=True)
+        assert len(family) >= 3  # the server and two workers
+        job.send_signal(number)
+        job.wait(20)
         _, alive = psutil.wait_procs(family, timeout=20)
-        for each in alive:
-            each.kill()
+        for process in alive:
+            process.kill()
         assert alive == []
 
 
 @in_long_rounds
 def test_the_server_and_its_workers_outlive_a_stop_signal_to_the_whole_job(tmp_path: Path) -> None:
-    write_tokens(tmp_path, num_samples=60)
-    script = (
+    program = (
         PROGRAM
         + """
 import signal, psutil
@@ -174,7 +172,7 @@ time.sleep(0.5)
 print(1 + sum(1 for _ in batches))
 """
     )
-    told = run_with({"REPORT_FOLDER": str(tmp_path)}, "-c", script, str(tmp_path), "server")
+    told = run(program, tmp_path / "data", "server", tmp_path / "report")
     assert int(told[-1]) > 20
 
 
@@ -182,8 +180,8 @@ print(1 + sum(1 for _ in batches))
     ("packing_length", "fork"), [(64, ""), (20_000, FORK), (64, FORK), (20_000, "")][: rounds(1, 4)]
 )
 def test_a_worker_from_the_server_that_dies_is_an_error_at_once(packing_length: int, fork: str, tmp_path: Path) -> None:
-    write_tokens(tmp_path, num_samples=60 if packing_length == 64 else 6000)
-    script = (
+    num_samples = 60 if packing_length == 64 else 6000
+    program = (
         fork
         + PROGRAM
         + f"""
@@ -203,6 +201,6 @@ except LmmsStreamError as error:
 print(time.monotonic() - started)
 """
     )
-    *_, error, seconds = run_with({"REPORT_FOLDER": str(tmp_path)}, "-c", script, str(tmp_path), "server")
+    *_, error, seconds = run(program, tmp_path / "data", "server", tmp_path / "report", num_samples=num_samples)
     assert error.startswith("a loader worker died or gave nothing within 90 s")
     assert float(seconds) < 10

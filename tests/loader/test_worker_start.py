@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from ..conftest import run_command, write_tokens
+from ..conftest import write_tokens
+from ..processes import run_module
 
 SCRIPT = """
 import mmap, os, sys, time
@@ -38,7 +38,9 @@ def ids(num_workers, **options):
 
 
 def run(script: str, folder: Path, *, num_stuck: int) -> str:
-    result = run_command(sys.executable, "-c", SCRIPT + script, str(folder), str(num_stuck), timeout_s=120)
+    program = folder.with_suffix(".py")
+    program.write_text(SCRIPT + script)
+    result = run_module(str(program), str(folder), str(num_stuck), timeout_s=120)
     assert result.returncode == 0, result.stderr
     return result.stderr
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -25,6 +25,7 @@ from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 
 from ..processes import PROCESSES
+from ..rounds import LONG
 
 MARKS = [
     pytest.mark.timeout(90),
@@ -36,6 +37,18 @@ SHARD = "shard.00002.mds"  # the one that has the fault
 ONLY_SHARD = r"/shard\.00002\.mds$"
 SLACK_S = 10.0  # what busy cores may add to a time limit
 IN_PROCESS_AND_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def read_by(cases: Mapping[str, Any], *, in_workers: Collection[str]) -> list[Any]:
+    """Each case by name, read in this process; in short rounds only the named ones are read by two workers, too."""
+    assert cases.keys() >= set(in_workers)
+    return [
+        pytest.param(case, num_workers, id=f"{name}-{num_workers}")
+        for name, case in cases.items()
+        for num_workers in (0, 2)
+        if not num_workers or LONG or name in in_workers
+    ]
+
 
 Delivered = list[tuple[list[int], list[int]]]  # of each batch: its sample ids and its input_ids
 

@@ -23,6 +23,7 @@ from .reading import (
     SLACK_S,
     Delivered,
     Reading,
+    read_by,
     read_until_error,
     temporary_files,
     upload,
@@ -67,8 +68,10 @@ def reversed_samples(data: bytes) -> bytes:
     return changed
 
 
-@IN_PROCESS_AND_WORKERS
-@pytest.mark.parametrize("change", [shortened, lengthened, flipped, emptied, reversed_samples])
+CHANGES = {change.__name__: change for change in (shortened, lengthened, flipped, emptied, reversed_samples)}
+
+
+@pytest.mark.parametrize(("change", "num_workers"), read_by(CHANGES, in_workers=["reversed_samples"]))
 def test_a_shard_that_changes_after_the_index_was_read_is_named(
     change: Callable[[bytes], bytes],
     num_workers: int,

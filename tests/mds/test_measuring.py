@@ -4,13 +4,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import current_process
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from lmms_stream.errors import ConfigError, DataError, ShardError, StorageError
 from lmms_stream.mds.index import DATASET_NAME, INDEX_NAME, ShardInfo, parse_index
 from lmms_stream.mds.lengths import lengths_names
 from lmms_stream.mds.measuring import index_dataset
+from lmms_stream.processes.fork_server import address_obstacle
 from lmms_stream.processors.base import Processor, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.storage.storage import open_storage
@@ -29,6 +30,7 @@ from lmms_stream.tools.demo.corpus import Corpus
 from streaming import MDSWriter
 
 from ..conftest import run_cli, run_command, write_tokens
+from ..processes import Job, start_module
 from ..rounds import LONG
 from .measures import Columns, Threads, Words
 
@@ -300,9 +302,9 @@ def test_a_script_that_does_not_guard_its_main_part_is_told_so(tmp_path: Path) -
 
 @pytest.fixture(scope="session")
 def chats(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chats that take a command some seconds, without an index."""
+    """Chats in some 18 shards, without an index."""
     folder = tmp_path_factory.mktemp("chats")
-    convert([corpus.functions] * 20, str(folder), shard_bytes=1 << 15, allow_repeats=True)
+    convert([corpus.functions] * 3, str(folder), shard_bytes=1 << 15, allow_repeats=True)
     return folder
 
 
@@ -334,39 +336,46 @@ def all_index_bytes(remote: str, processor: Processor) -> list[bytes]:
 
 
 @contextmanager
-def index_command(remote: str, tokenizer: Path) -> Iterator[subprocess.Popen[str]]:
+def index_command(remote: str, tokenizer: Path) -> Iterator[Job]:
     """The command with two workers, in a process group of its own; nothing of it is left at the end."""
-    command = (sys.executable, "-m", "lmms_stream", "index", remote, "--tokenizer", str(tokenizer), "--workers", "2")
-    environment = os.environ | {"COLUMNS": "200"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    arguments = ["index", remote, "--tokenizer", str(tokenizer), "--workers", "2"]
+    with start_module("lmms_stream", arguments, [{}], cwd=Path.cwd()) as job:
+        yield job
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def pid_of(job: Job) -> int:
+    (process,) = job.processes
+    assert process.pid is not None
+    return process.pid
+
+
+def wait_until(condition: Callable[[], object], job: Job) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
-        assert process.poll() is None, f"the command ended early: {process.communicate()}"
+        assert job.poll() is None, f"the command ended early: {job.complete(LIMIT_S)}"
         assert time.monotonic() < deadline, "the command did nothing in time"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
-def server_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def server_of(job: Job) -> list[psutil.Process]:
     """The process that the command's workers are forked from, where there is one yet."""
-    found = []
-    for child in psutil.Process(process.pid).children():
+    servers = []
+    for child in psutil.Process(pid_of(job)).children():
         with suppress(psutil.Error):  # one that has just ended
-            found += [child] if any("forkserver" in word for word in child.cmdline()) else []
-    return found
+            servers += [child] if any("forkserver" in word for word in child.cmdline()) else []
+    return servers
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [worker for server in server_of(process) for worker in server.children()]
+def workers_of(job: Job) -> list[psutil.Process]:
+    return [worker for server in server_of(job) for worker in server.children()]
+
+
+def stop_a_worker(job: Job) -> psutil.Process:
+    """A worker that stands still, so that the command does not end however fast the other one measures."""
+    wait_until(lambda: len(workers_of(job)) == 2, job)
+    worker = workers_of(job)[0]
+    worker.suspend()
+    return worker
 
 
 def num_kept(temporary_folder: Path) -> int:
@@ -375,8 +384,9 @@ def num_kept(temporary_folder: Path) -> int:
             return len(list(temporary_folder.rglob("*.lengths")))
 
 
-def finish(remote: str, tokenizer: Path) -> str:
-    result = run_cli("index", remote, "--tokenizer", str(tokenizer), "--workers", "2", timeout_s=LIMIT_S)
+def finish(remote: str, tokenizer: Path, *, num_workers: int = 1) -> str:
+    arguments = ["index", remote, "--tokenizer", str(tokenizer), "--workers", str(num_workers)]
+    result = run_cli(*arguments, timeout_s=LIMIT_S)
     assert result.returncode == 0, result.stderr
     assert "warning" not in result.stderr.lower()
     return result.stdout
@@ -385,18 +395,20 @@ def finish(remote: str, tokenizer: Path) -> str:
 def test_a_command_that_is_killed_goes_on_and_writes_the_same_bytes(
     remote: str, tokenizer: Path, chat_processor: ChatProcessor, chats_index: list[bytes], temporary_folder: Path
 ) -> None:
-    with index_command(remote, tokenizer) as process:
-        wait_until(lambda: num_kept(temporary_folder) > 4, process)
-        workers = workers_of(process)
-        process.kill()
-        process.wait(LIMIT_S)
+    with index_command(remote, tokenizer) as job:
+        stopped = stop_a_worker(job)
+        wait_until(lambda: num_kept(temporary_folder) > 4, job)
+        workers = workers_of(job)
+        job.send_signal(signal.SIGKILL)
+        assert job.wait(LIMIT_S) == -signal.SIGKILL
+        stopped.resume()
         _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
         assert len(workers) == 2
         assert not alive
     kept = num_kept(temporary_folder)
     num_shards = len(read_shards(remote))
     assert 4 < kept < num_shards
-    assert f"{kept} of {num_shards} shards were measured before" in finish(remote, tokenizer)
+    assert f"{kept} of {num_shards} shards were measured before" in finish(remote, tokenizer, num_workers=2)
     assert all_index_bytes(remote, chat_processor) == chats_index
     assert not num_kept(temporary_folder)
     assert not list(temporary_folder.rglob("*.mds"))
@@ -410,18 +422,14 @@ def local_chats(chats: Path, tmp_path: Path) -> str:
 
 
 def test_workers_need_no_server_where_the_name_of_the_temporary_folder_is_too_long_for_its_socket(
-    local_chats: str,
-    tokenizer: Path,
-    chat_processor: ChatProcessor,
-    chats_index: list[bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / ("long" * 20)
     folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    finish(local_chats, tokenizer)
-    assert all_index_bytes(local_chats, chat_processor) == chats_index
+    monkeypatch.setitem(current_process()._config, "tempdir", str(folder))  # type: ignore[attr-defined]
+    assert address_obstacle() is not None
+    index = index_dataset(str(write_plain(tmp_path / "data")), Words(), num_workers=2)
+    assert index.lengths.tolist() == expected_lengths()
 
 
 def test_a_second_command_for_the_same_index_is_refused_at_once(
@@ -433,29 +441,29 @@ def test_a_second_command_for_the_same_index_is_refused_at_once(
     tmp_path: Path,
 ) -> None:
     with index_command(local_chats, tokenizer) as first:
+        stopped = stop_a_worker(first)
         wait_until(lambda: num_kept(temporary_folder) > 4, first)
-        os.killpg(first.pid, signal.SIGSTOP)  # so that it is still there when the second one has started
         for more in ([], ["--work", str(tmp_path / "work")]):
             second = run_cli("index", local_chats, "--tokenizer", str(tokenizer), *more, timeout_s=LIMIT_S)
             assert second.returncode == 1
             assert second.stderr.startswith(f"error: another process indexes {local_chats} for this processor: wait")
             assert len(second.stderr.splitlines()) == 1
-        os.killpg(first.pid, signal.SIGCONT)
-        _, errors = first.communicate(timeout=LIMIT_S)
-        assert first.returncode == 0, errors
+        stopped.resume()
+        result = first.complete(LIMIT_S)
+        assert result.returncode == 0, result.stderr
     assert all_index_bytes(local_chats, chat_processor) == chats_index
 
 
 def test_a_worker_killed_from_outside_ends_the_command_with_one_line(
     local_chats: str, tokenizer: Path, chat_processor: ChatProcessor, chats_index: list[bytes], temporary_folder: Path
 ) -> None:
-    with index_command(local_chats, tokenizer) as process:
-        wait_until(lambda: num_kept(temporary_folder) > 4, process)
-        worker = workers_of(process)[0]
+    with index_command(local_chats, tokenizer) as job:
+        worker = stop_a_worker(job)
+        wait_until(lambda: num_kept(temporary_folder) > 4, job)
         worker.kill()
-        _, errors = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 1
-        (line,) = errors.splitlines()
+        result = job.complete(LIMIT_S)
+        assert result.returncode == 1
+        (line,) = result.stderr.splitlines()
         assert line.startswith(f"error: worker process {worker.pid} was killed by signal 9 (Killed) at shard.")
         assert "run the same command again" in line
     assert "shards were measured before" in finish(local_chats, tokenizer)
@@ -466,19 +474,22 @@ def test_a_worker_killed_from_outside_ends_the_command_with_one_line(
 def test_an_interrupt_ends_the_command_without_a_traceback(
     moment: str, local_chats: str, tokenizer: Path, temporary_folder: Path
 ) -> None:
-    with index_command(local_chats, tokenizer) as process:
+    with index_command(local_chats, tokenizer) as job:
+        stopped = None
         if moment == "while their server starts":
-            wait_until(lambda: server_of(process), process)
-        elif moment == "while workers start":
-            wait_until(lambda: len(workers_of(process)) == 2, process)
+            wait_until(lambda: server_of(job), job)
         else:
-            wait_until(lambda: num_kept(temporary_folder) > 4, process)
-        workers = server_of(process) + workers_of(process)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, errors = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 130
+            stopped = stop_a_worker(job)
+        if moment == "while they measure":
+            wait_until(lambda: num_kept(temporary_folder) > 4, job)
+        workers = server_of(job) + workers_of(job)
+        os.killpg(pid_of(job), signal.SIGINT)  # as a terminal does
+        if stopped is not None:
+            stopped.resume()
+        result = job.complete(LIMIT_S)
+        assert result.returncode == 130
         words = f"index {local_chats} --tokenizer {tokenizer} --workers 2"
-        assert errors == f"interrupted: lmms-stream {words} resumes\n"
+        assert result.stderr == f"interrupted: lmms-stream {words} resumes\n"
         _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
         assert not alive
     if moment == "while they measure":

@@ -31,6 +31,7 @@ from .reading import (
     Reading,
     child,
     deliver,
+    read_by,
     read_until_error,
     temporary_files,
     upload,
@@ -42,20 +43,19 @@ pytestmark = MARKS
 S3_SETTINGS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-@IN_PROCESS_AND_WORKERS
-@pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(Rule(times=2, status=503), id="slow down"),
-        pytest.param(Rule(times=1, status=500), id="internal error"),
-        pytest.param(Rule(times=1, reset=True), id="reset instead of an answer"),
-        pytest.param(Rule(times=1, reset_after=1000), id="reset in the body"),
-        pytest.param(Rule(times=1, cut_after=1000), id="cut short of Content-Length"),
-        pytest.param(Rule(times=1, path=SHARDS, shorten_to=30_000), id="shorter than the index says"),
-        pytest.param(Rule(times=1, path=SHARDS, flip_at=-5000), id="flipped byte"),
-        pytest.param(Rule(delay_s=0.1), id="latency"),
-    ],
-)
+PASSES = {
+    "slow down": Rule(times=2, status=503),
+    "internal error": Rule(times=1, status=500),
+    "reset instead of an answer": Rule(times=1, reset=True),
+    "reset in the body": Rule(times=1, reset_after=1000),
+    "cut short of Content-Length": Rule(times=1, cut_after=1000),
+    "shorter than the index says": Rule(times=1, path=SHARDS, shorten_to=30_000),
+    "flipped byte": Rule(times=1, path=SHARDS, flip_at=-5000),
+    "latency": Rule(delay_s=0.1),
+}
+
+
+@pytest.mark.parametrize(("rule", "num_workers"), read_by(PASSES, in_workers=("slow down", "flipped byte")))
 def test_a_fault_that_passes_leaves_the_data_exact(
     rule: Rule, num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
 ) -> None:
@@ -65,8 +65,9 @@ def test_a_fault_that_passes_leaves_the_data_exact(
         assert proxy.traffic().num_requests("GET", ONLY_SHARD) == rule.times + 1
 
 
-@IN_PROCESS_AND_WORKERS
-@pytest.mark.parametrize("rule", [Rule(status=503), Rule(reset=True)], ids=["slow down", "reset"])
+@pytest.mark.parametrize(
+    ("rule", "num_workers"), read_by({"slow down": Rule(status=503), "reset": Rule(reset=True)}, in_workers=["reset"])
+)
 def test_an_outage_is_waited_out_whatever_the_number_of_attempts(
     rule: Rule, num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
 ) -> None:
@@ -79,22 +80,22 @@ def test_an_outage_is_waited_out_whatever_the_number_of_attempts(
     assert time.monotonic() - begun >= outage_s
 
 
-@IN_PROCESS_AND_WORKERS
-@pytest.mark.parametrize(
-    ("rule", "cause"),
-    [
-        pytest.param(Rule(status=503), "unwell for 4 s|within 4 s", id="slow down"),
-        pytest.param(Rule(reset_after=1000), "within 4 s", id="reset in the body"),
-        pytest.param(Rule(cut_after=1000), "1000", id="cut short of Content-Length"),
-        pytest.param(Rule(shorten_to=30_000), "does not match the size or checksum", id="shorter than the index says"),
-        pytest.param(Rule(flip_at=-5000), "does not match the size or checksum", id="flipped byte"),
-        pytest.param(Rule(trickle_s=0.2), "within 4 s", id="trickle"),
-        pytest.param(Rule(hang=True), "within 4 s", id="hang"),
-    ],
-)
+STAYS = {
+    "slow down": (Rule(status=503), "unwell for 4 s|within 4 s"),
+    "reset in the body": (Rule(reset_after=1000), "within 4 s"),
+    "cut short of Content-Length": (Rule(cut_after=1000), "1000"),
+    "shorter than the index says": (Rule(shorten_to=30_000), "does not match the size or checksum"),
+    "flipped byte": (Rule(flip_at=-5000), "does not match the size or checksum"),
+    "trickle": (Rule(trickle_s=0.2), "within 4 s"),
+    "hang": (Rule(hang=True), "within 4 s"),
+}
+
+
+@pytest.mark.parametrize(("fault", "num_workers"), read_by(STAYS, in_workers=("slow down", "flipped byte", "hang")))
 def test_a_fault_that_stays_is_an_error_in_the_consumer_in_bounded_time(
-    rule: Rule, cause: str, num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
+    fault: tuple[Rule, str], num_workers: int, reading: Reading, proxy: FaultProxy, expected: Delivered
 ) -> None:
+    rule, cause = fault
     proxy.set_rules(replace(rule, path=ONLY_SHARD))
     is_counted = rule.cut_after is not None or rule.changes_body
     takes_all_its_time = not is_counted
