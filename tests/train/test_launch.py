@@ -22,9 +22,10 @@ from lmms_stream.train.run.distributed import STOPPED_STATUS
 from lmms_stream.train.torchrun import starts_again
 
 from ..conftest import run_cli, run_command, write_tokens
+from ..jobs.launcher import run_job
 from ..processes import running_after
 from ..rounds import in_long_rounds, rounds
-from .runs import write_run
+from .runs import write_small_run
 
 LIMIT_S = 120
 ENDS_S = 4.0  # after it has saved; on a machine without other work within 1
@@ -34,7 +35,7 @@ ENDS_S = 4.0  # after it has saved; on a machine without other work within 1
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launch")
     write_tokens(folder / "data", num_samples=300)
-    return write_run(folder / "run.yaml", folder / "data", max_steps=2)
+    return write_small_run(folder / "run.yaml", folder / "data", max_steps=2)
 
 
 def test_one_process_trains_alone_whatever_rank_it_is_started_from(
@@ -53,9 +54,9 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
 
 
 def test_torchrun_starts_the_commands_run_as_its_ranks(config: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "lmms_stream", "train", str(config), f"train.output_dir={tmp_path / 'out'}"]
-    done = run_command(*command, "train.max_steps=1")
+    """In the environment that torchrun gives: see jobs/launcher.py."""
+    settings = [f"train.output_dir={tmp_path / 'out'}", "train.max_steps=1"]
+    done = run_job(2, "lmms_stream", "train", str(config), *settings, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1]  # two runs would write it twice
     assert "two runs in one output_dir" not in done.stderr
@@ -166,7 +167,7 @@ def test_a_run_that_is_told_to_stop_saves_ends_its_workers_and_says_what_resumes
 @in_long_rounds
 def test_a_second_interrupt_ends_a_run_that_waits_for_data(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=500, longest=250)
-    config, output = write_run(tmp_path / "run.yaml", tmp_path / "data"), tmp_path / "out"
+    config, output = write_small_run(tmp_path / "run.yaml", tmp_path / "data"), tmp_path / "out"
     with training(config, output, "train.num_workers=1") as job:
         started = psutil.Process(job.pid).children(recursive=True)
         (worker,) = [each for each in started if each.ppid() != job.pid]

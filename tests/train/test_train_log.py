@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
 from ..processes import ROOT
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 
 
 def test_half_a_line_of_a_killed_run_goes_and_its_records_stay(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_null_in_the_log(tmp_path: Path) -> None:
 def test_steps_without_an_update_are_counted_and_left_out_of_the_gradient_norm(tmp_path: Path) -> None:
     """The first update, at this learning rate, makes every later loss NaN."""
     write_tokens(tmp_path / "data", num_samples=120)
-    path = write_run(
+    path = write_small_run(
         tmp_path / "run.yaml", tmp_path / "data", max_steps=4, learning_rate=1e38, lr_scheduler_type="constant"
     )
     together_by_two = ("together", "train.log_sample_ids=false", "train.logging_steps=2", "train.save_steps=3")
