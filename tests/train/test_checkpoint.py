@@ -7,7 +7,8 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError, CursorError, StorageError, TrainingError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.locks import locked
@@ -397,13 +399,13 @@ def test_what_a_model_drops_is_the_same_in_a_resumed_run(tmp_path: Path) -> None
     write_tokens(tmp_path / "data", num_samples=60)
     path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
     losses: dict[str, list[float]] = {}
-    for name, *stops in (("whole", 4), ("resumed", 2, 4), ("other", 4)):
+    for name, *stops in (("whole", 3), ("resumed", 1, 3), ("other", 1)):
         output = tmp_path / name
         for stop in stops:
             overrides = [f"train.output_dir={output}", f"train.max_steps={stop}", "model.config.attention_dropout=0.3"]
             trainer_of(path, *overrides, *["train.seed=1"] * (name == "other")).train()
         losses[name] = [record["loss"] for record in read_log(output)]
-    assert losses["resumed"] == losses["whole"] != losses["other"]
+    assert losses["resumed"] == losses["whole"]
     assert losses["whole"][0] != losses["other"][0]
 
 
@@ -426,7 +428,7 @@ def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
     settings = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**settings, "model": {"config": vision}}))
     losses = {}
-    for name, *stops in (("whole", 4), ("resumed", 2, 4)):
+    for name, *stops in (("whole", 2), ("resumed", 1, 2)):
         folder = request.getfixturevalue("s3_folder") + f"/{name}" if stored == "store" else tmp_path / name / "saved"
         for stop in stops:
             overrides = [f"train.output_dir={tmp_path / name}", f"train.checkpoint_dir={folder}"]
@@ -437,7 +439,7 @@ def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
         assert 0 in states
         assert 3 in states
     assert losses["resumed"] == losses["whole"]
-    assert len(losses["whole"]) == 4
+    assert len(losses["whole"]) == 2
 
 
 def test_a_file_that_rank_0_sees_late_or_in_part_is_no_checkpoint(tmp_path: Path) -> None:
@@ -458,37 +460,49 @@ def test_a_file_that_rank_0_sees_late_or_in_part_is_no_checkpoint(tmp_path: Path
     assert target.candidates() == [1]
 
 
-def test_a_save_that_failed_is_told_in_the_next_steps(tmp_path: Path) -> None:
-    """And not at the next save."""
+class FailedSave(TrainerCallback):
+    """Waits, after the step behind a save, until the save has failed; spoils the folder before the save."""
+
+    trainer: FSDP2SFTTrainer
+
+    def __init__(self, spoil: Callable[[Path], None]) -> None:
+        self.spoil = spoil
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            self.spoil(Path(self.trainer.saver.url))
+        control.should_save = state.global_step == 3
+        if state.global_step == 4:
+            deadline = time.monotonic() + 60
+            while not self.trainer.saver.has_failed and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+
+def leave_a_file_for_a_folder(folder: Path) -> None:
+    """Where killed runs leave folders."""
+    (folder / ".step-00000007.tmp").write_text("a file")
+
+
+def unplug(folder: Path) -> None:
+    """A file lies where the folder was, so that nothing can make the folder again."""
+    folder.rename(folder.with_name("elsewhere"))
+    folder.touch()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"), [(leave_a_file_for_a_folder, "Not a"), (unplug, "checkpo")], ids=["file", "unplugged"]
+)
+def test_a_save_in_flight_that_failed_is_told_in_the_next_step_and_not_at_the_next_save(
+    spoil: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
-    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=200, save_steps=20)
-    saved = tmp_path / "default" / "checkpoints"
-    saved.mkdir(parents=True)
-    (saved / ".step-00000007.tmp").write_text("a file, where killed runs leave folders")
-    with pytest.raises(
-        CheckpointError, match=r"step-00000020 was not saved; earlier checkpoints are unchanged: .*Not a"
-    ):
-        trainer_of(path).train()
-    assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
-
-
-def test_a_folder_that_vanishes_while_a_save_is_in_flight_is_told_in_the_next_steps(tmp_path: Path) -> None:
-    """A file lies where it was, so that nothing can make it anew."""
-    write_tokens(tmp_path / "data", num_samples=60)
-    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=200, save_steps=20)
-    folder = tmp_path / "default" / "checkpoints"
-
-    class Unplugged(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 19:
-                folder.rename(tmp_path / "elsewhere")
-                folder.touch()
-
-    with pytest.raises(
-        CheckpointError, match=r"step-00000020 was not saved; earlier checkpoints are unchanged: .*checkpo"
-    ):
-        trainer_of(path, callbacks=[Unplugged()]).train()
-    assert 20 <= read_log(tmp_path / "default")[-1]["step"] < 40
+    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=40, save_steps=40)
+    failed = FailedSave(spoil)
+    failed.trainer = trainer_of(path, callbacks=[failed])
+    message = rf"step-00000003 was not saved; earlier checkpoints are unchanged: .*{reason}"
+    with pytest.raises(CheckpointError, match=message):
+        failed.trainer.train()
+    assert read_log(tmp_path / "default")[-1]["step"] in (4, 5)
 
 
 @pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3]), (600, [3])])
