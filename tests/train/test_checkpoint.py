@@ -357,7 +357,7 @@ def test_another_model_is_an_error_and_other_settings_are_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tokens(tmp_path / "data", num_samples=300)
-    run = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2)
+    run = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, global_batch=8)
     out = f"train.output_dir={tmp_path / 'out'}"
     trainer_of(run, out).train()
     (saved,) = checkpoints(tmp_path / "out" / "checkpoints")

@@ -24,15 +24,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..conftest import write_tokens
-from ..rounds import in_long_rounds
+from ..rounds import in_long_rounds, rounds
 from .runs import trainer_of, write_run
 from .test_attention import CPU, build, fault_of
 
 LONG = {"max_position_embeddings": 1024}
 # Of so large weights, each layer amplifies what rounding changed before it.
 AMPLIFIES = {**LONG, "hidden_size": 64, "initializer_range": 0.2}
-DEEP = {**AMPLIFIES, "num_hidden_layers": 80}
-EXPERTS = {**AMPLIFIES, "num_hidden_layers": 24, "num_local_experts": 8}
+DEPTH = rounds(30, 80)  # roundings grow to 15 and 20 times what shallow models show; with experts to 4 and 6 times
+DEEP = {**AMPLIFIES, "num_hidden_layers": DEPTH}
+EXPERTS = {**AMPLIFIES, "num_hidden_layers": rounds(14, 24), "num_local_experts": 8}
 LEAKS = "leaks_one_token"
 
 
@@ -82,7 +83,7 @@ def test_roundings_that_a_deep_model_amplifies_are_no_fault() -> None:
     assert difference > 2 * tolerances.alone * proof._spread  # more than shallow models show
 
 
-IN_BFLOAT16 = [(LONG, 1), (AMPLIFIES, 1), (LONG, 80), (AMPLIFIES, 80)]
+IN_BFLOAT16 = [(LONG, 1), (AMPLIFIES, 1), (LONG, DEPTH), (AMPLIFIES, DEPTH)]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ IN_BFLOAT16 = [(LONG, 1), (AMPLIFIES, 1), (LONG, 80), (AMPLIFIES, 80)]
     [
         *((fields, depth, "bfloat16") for fields, depth in IN_BFLOAT16),
         *((fields, 1, "float32") for fields in (LONG, AMPLIFIES)),
-        *(pytest.param(fields, 80, "float32", marks=in_long_rounds) for fields in (LONG, AMPLIFIES)),
+        *(pytest.param(fields, DEPTH, "float32", marks=in_long_rounds) for fields in (LONG, AMPLIFIES)),
     ],
 )
 def test_one_token_that_leaks_is_found_whatever_the_depth(fields: dict[str, Any], depth: int, dtype: Any) -> None:

@@ -77,7 +77,7 @@ def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
 ) -> None:
     write_bad(tmp_path / "data")
     path = write_small_run(
-        tmp_path / "run.yaml", tmp_path / "data", max_steps=3, bad_samples={"quarantine": 100}, **QUICK
+        tmp_path / "run.yaml", tmp_path / "data", max_steps=3, global_batch=8, bad_samples={"quarantine": 100}, **QUICK
     )
     trainer = trainer_of(path)
     with caplog.at_level(logging.WARNING, "lmms_stream"):
