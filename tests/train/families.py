@@ -42,10 +42,11 @@ MIXING: dict[str, Sequence[str]] = {
     "qwen3_omni": ("sdpa", "eager") if MIXES_CLIPS_OF_QWEN3_OMNI else (),
 }
 # Parameters to freeze in counts of FLOPs: none, towers, and parts.
-_OF_QWEN = ([], ["model.visual.*"], ["model.visual.patch_embed.*", "model.visual.blocks.*"])
-_OF_TILES = ([], ["*vision*"], ["*vision*", "*projector*", "*connector*"])
-_OF_SOUND = ([], ["*audio_tower.*", "*visual.*"], ["*audio_tower.conv*", "*.layers.0.*"])
-FROZEN: dict[str, Sequence[list[str]]] = {
+_Patterns = Sequence[list[str]]
+_OF_QWEN: _Patterns = ([], ["model.visual.*"], ["model.visual.patch_embed.*", "model.visual.blocks.*"])
+_OF_TILES: _Patterns = ([], ["*vision*"], ["*vision*", "*projector*", "*connector*"])
+_OF_SOUND: _Patterns = ([], ["*audio_tower.*", "*visual.*"], ["*audio_tower.conv*", "*.layers.0.*"])
+FROZEN: dict[str, _Patterns] = {
     **dict.fromkeys(vision.MODEL_TYPES, _OF_QWEN),
     **dict.fromkeys(TILED, _OF_TILES),
     **dict.fromkeys(SOUNDING, _OF_SOUND),

@@ -83,17 +83,9 @@ def test_roundings_that_a_deep_model_amplifies_are_no_fault() -> None:
     assert difference > 2 * tolerances.alone * proof._spread  # more than shallow models show
 
 
-IN_BFLOAT16 = [(LONG, 1), (AMPLIFIES, 1), (LONG, DEPTH), (AMPLIFIES, DEPTH)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "depth", "dtype"),
-    [
-        *((fields, depth, "bfloat16") for fields, depth in IN_BFLOAT16),
-        *((fields, 1, "float32") for fields in (LONG, AMPLIFIES)),
-        *(pytest.param(fields, DEPTH, "float32", marks=in_long_rounds) for fields in (LONG, AMPLIFIES)),
-    ],
-)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("depth", [1, DEPTH])
+@pytest.mark.parametrize("fields", [LONG, AMPLIFIES])
 def test_one_token_that_leaks_is_found_whatever_the_depth(fields: dict[str, Any], depth: int, dtype: Any) -> None:
     fault = fault_of(leaky(dtype=dtype, **fields, num_hidden_layers=depth))
     assert fault == "does not keep the samples of a pack apart: what one holds changes what is predicted in another"

@@ -72,6 +72,7 @@ def test_the_command_becomes_a_rank_of_torchrun_or_a_run_alone(
 
     def note(*call: Any) -> None:
         calls.append(call)
+        raise SystemExit
 
     monkeypatch.setattr(os, "execve", note)
     of_rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "HOME": "here"}
@@ -81,7 +82,8 @@ def test_the_command_becomes_a_rank_of_torchrun_or_a_run_alone(
         (of_rank, {"HOME": "here"}),
         ({"HOME": "here"}, {"HOME": "here"}),
     ):
-        start(config, ["train.max_steps=1"], nproc=None, environment=environment)
+        with pytest.raises(SystemExit):
+            start(config, ["train.max_steps=1"], nproc=None, environment=environment)
         assert calls.pop() == (sys.executable, command, expected)
         is_told = "WORLD_SIZE=2 is not used: this command trains alone" in capsys.readouterr().err
         assert is_told == (environment is of_rank)
