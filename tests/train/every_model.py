@@ -86,6 +86,7 @@ _UPPER: dict[str, Any] = {
 }  # fmt: skip
 # What a type needs besides.
 FIELDS: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_chunk_size": 16},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"rope_parameters": _WINDOWS, "layer_types": ["sliding_attention", "full_attention"]},
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -107,7 +108,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "longcat_flash": {"qk_head_dim": 32},
-    "mamba2": {"num_heads": 8, "state_size": 16},
+    "mamba2": {"num_heads": 8, "state_size": 16, "chunk_size": 16},
     "ministral": {"head_dim": 16},
     "mistral4": {"head_dim": 32, "qk_head_dim": 32},
     "nemotron": {"num_key_value_heads": 2},

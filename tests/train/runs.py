@@ -40,6 +40,11 @@ def write_run(path: Path, dataset: Path | str, *, eval_dataset: dict[str, Any] |
     return path
 
 
+def write_small_run(path: Path, dataset: Path | str, **options: Any) -> Path:
+    """The same with steps of two packs, a quarter of the work, for tests whose steps may hold any packs."""
+    return write_run(path, dataset, **{"global_batch": 2, **options})
+
+
 def train_settings(path: Path, *, global_batch: int) -> dict[str, Any]:
     """The section `train` of a run whose config lies at a path."""
     return {

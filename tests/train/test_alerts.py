@@ -31,7 +31,7 @@ def spoiled_run(folder: Path, *, step: int) -> tuple[Path, list[int]]:
     samples = [repeated(number, length) for number, length in enumerate(lengths)]
     write_samples(folder / "planned", samples)
     path = write_run(
-        folder / "run.yaml", folder / "data", max_steps=step + 8, save_steps=step // 2, global_batch=2,
+        folder / "run.yaml", folder / "data", max_steps=step + 4, save_steps=step // 2, global_batch=2,
         learning_rate=1e-2, log_sample_ids=False,
     )  # fmt: skip
     mixture = trainer_of(path, f"dataset.remote={folder / 'planned'}").loader.mixture
@@ -54,33 +54,33 @@ def test_bad_samples_are_a_spike_whose_alert_names_the_line_that_passes_them_ove
     tmp_path: Path,
 ) -> None:
     """Two ranks read the bad samples, one each half of them; one process goes on."""
-    path, bad = spoiled_run(tmp_path, step=24)
+    path, bad = spoiled_run(tmp_path, step=FEWEST)
     said = train(path, tmp_path / "default")
     found = alerts_of(tmp_path / "default")
-    assert list(found) == [25]
-    (alert,) = found[25]
+    assert list(found) == [21]
+    (alert,) = found[21]
     assert alert["kind"] == "loss_spike"
-    assert (alert["first_step"], alert["last_step"]) == (25, 25)
-    assert alert["packs"] == [{"source": "data", "epoch": 0, "first": 48, "stop": 50}]
+    assert (alert["first_step"], alert["last_step"]) == (21, 21)
+    assert alert["packs"] == [{"source": "data", "epoch": 0, "first": 40, "stop": 42}]
     assert alert["sample_ids"] == bad
     assert alert["rows"] == [f"chats.jsonl:{number + 1}" for number in bad[:10]]
     assert f", which were made of chats.jsonl:{bad[0] + 1}, chats.jsonl:{bad[1] + 1}" in alert["message"]
     assert said.count(alert["message"]) == 1  # by rank 0 alone
     told = yaml.safe_load(alert["message"][alert["message"].index("train: {") :])
-    assert told == {"train": {"skip_steps": [[24, 25]]}} == {"train": {"skip_steps": alert["skip_steps"]}}
+    assert told == {"train": {"skip_steps": [[20, 21]]}} == {"train": {"skip_steps": alert["skip_steps"]}}
 
-    checkpoint = tmp_path / "default" / "checkpoints" / "step-00000024"
+    checkpoint = tmp_path / "default" / "checkpoints" / "step-00000020"
     resumed = tmp_path / "resumed"
     trainer_of(
         path, f"train.resume={checkpoint}", f"train.skip_steps={told['train']['skip_steps']}",
         f"train.output_dir={resumed}", "train.log_sample_ids=true",
     ).train()  # fmt: skip
     first, again = read_log(tmp_path / "default"), read_log(resumed)
-    assert [record["step"] for record in again] == [*range(25, 33)]
+    assert [record["step"] for record in again] == [*range(21, 25)]
     assert not {*bad} & {number for record in again for number in record["sample_ids"]}
     spikes = Spikes(deviations=6, window=100)
-    assert not any(spikes.take(record["loss"]) for record in (*first[:24], *again))
-    assert first[24]["loss"] > 1.5 * max(record["loss"] for record in again)
+    assert not any(spikes.take(record["loss"]) for record in (*first[:20], *again))
+    assert first[20]["loss"] > 1.5 * max(record["loss"] for record in again)
 
 
 def test_a_spike_in_records_of_several_steps_is_told_with_all_of_them(tmp_path: Path) -> None:
@@ -107,8 +107,9 @@ def test_gradients_that_are_not_finite_are_told_by_doubling_and_given_to_callbac
     """The first update, at this learning rate, makes every later gradient NaN."""
     write_tokens(tmp_path / "data", num_samples=300)
     path = write_run(
-        tmp_path / "run.yaml", tmp_path / "data", max_steps=7, learning_rate=1e38, lr_scheduler_type="constant"
-    )
+        tmp_path / "run.yaml", tmp_path / "data", max_steps=7, learning_rate=1e38, lr_scheduler_type="constant",
+        global_batch=2,
+    )  # fmt: skip
     logged = Logged()
     trainer_of(path, callbacks=[logged]).train()
     found = alerts_of(tmp_path / "default")

@@ -78,15 +78,20 @@ NARROW: dict[str, set[str]] = {
 }
 
 
-def of_type(model_type: str, attention: Any) -> PackedModel:
-    """A tiny model whose windows and chunks are of 16 tokens, proven; ConfigError where it is refused."""
+def plain_of_type(model_type: str, attention: Any) -> Any:
+    """A tiny model whose windows and chunks are of 16 tokens, without dropout."""
     made = every_model.build("causal", model_type, attention)
     for module in made.modules():
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0
         elif isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    model = PackedModel(made.train())
+    return made.train()
+
+
+def of_type(model_type: str, attention: Any) -> PackedModel:
+    """The same, proven; ConfigError where it is refused."""
+    model = PackedModel(plain_of_type(model_type, attention))
     prove_packing(model, device=CPU)
     return model
 
@@ -112,7 +117,7 @@ def test_packs_train_with_the_windows_chunks_sinks_and_softcaps_of_samples_alone
     assert attention not in NARROW.get(model_type, set())
     rng = np.random.default_rng(5)
     samples = [{"input_ids": (ids := rng.integers(5, 200, length)), "labels": ids} for length in (40, 3, 61, 17, 2, 33)]
-    plain = of_type(model_type, "eager").model
+    plain = plain_of_type(model_type, "eager")
     slack = 0.0 if packed.by_sample is None else 1e-6  # as for other hybrid models: see test_hybrids.py
     check_pack(packed, plain, samples, pad_to=192, is_noise=is_noise_of_keys, slack=slack)
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from ..conftest import run_cli, write_tokens
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 
 DECAY = 0.8
 Weights = dict[str, torch.Tensor]
@@ -33,7 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("average")
     write_tokens(folder / "data", num_samples=300)
     frozen = ["model.layers.0.*"]
-    return write_run(folder / "run.yaml", folder / "data", max_steps=6, ema_decay=DECAY, frozen=frozen, export=True)
+    return write_small_run(
+        folder / "run.yaml", folder / "data", max_steps=6, ema_decay=DECAY, frozen=frozen, export=True
+    )
 
 
 TIED = "model.config.tie_word_embeddings=true"

@@ -18,7 +18,7 @@ from lmms_stream.types import Batch
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
 
-NUM_SAMPLES = 300
+NUM_SAMPLES = 160
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_evaluations_begin_with_the_epoch_or_step_of_eval_delay(eval_steps: Any)
 def test_epochs_end_where_the_cursor_says_after_a_change_of_the_global_batch(
     run: Path, tmp_path: Path, global_batch: int
 ) -> None:
-    trainer_of(run, "train.num_train_epochs=null", "train.max_steps=5").train()
+    trainer_of(run, "train.num_train_epochs=null", "train.max_steps=4").train()
     trainer = trainer_of(run, f"train.global_batch={global_batch}")
     trainer.train()
     assert times_read(tmp_path / "default") == {2}

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..conftest import run_cli, write_tokens
 from ..proxy import FaultProxy
-from .runs import MODEL, VOCABULARY, trainer_of, write_run
+from .runs import MODEL, VOCABULARY, trainer_of, write_small_run
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def train_one(run: Path, *overrides: str) -> tuple[Path, torch.Tensor]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_exported_model_gives_the_logits_of_the_trained_one(tied: bool, data: Path, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run.yaml", data, max_steps=3, output_dir=str(tmp_path / "out"), export=True)
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=3, output_dir=str(tmp_path / "out"), export=True)
     checkpoint, expected = train_one(run, f"model.config.tie_word_embeddings={tied}")
     out = export_checkpoint(checkpoint, tmp_path / "model")
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "out" / "export" / "model.safetensors").read_bytes()
@@ -73,7 +73,7 @@ def test_an_exported_model_gives_the_logits_of_the_trained_one(tied: bool, data:
 def test_an_export_has_the_tokenizer_and_comes_from_a_store_too(
     dataset_folder: Path, tokenizer: Path, s3_folder: str, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path / "run.yaml", dataset_folder, max_steps=1, output_dir=str(tmp_path / "out"))
+    run = write_small_run(tmp_path / "run.yaml", dataset_folder, max_steps=1, output_dir=str(tmp_path / "out"))
     chat = [f"dataset.processor={{tokenizer: {tokenizer}}}", "dataset.packing_length=1024", "dataset.overlong=drop"]
     trainer_of(run, *chat, "model.config.vocab_size=4096", f"train.checkpoint_dir={s3_folder}").train()
     assert not list(tmp_path.rglob("step-*"))
@@ -154,7 +154,7 @@ def test_every_chat_template_is_saved_and_removed_with_its_checkpoint(tokenizer:
 
 
 def test_an_export_holds_few_tensors_at_a_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
     checkpoint, _ = train_one(run)
     largest, at_once = 4 * VOCABULARY * 32, 20_000
     monkeypatch.setattr(weight_files, "AT_ONCE_BYTES", at_once)
@@ -175,7 +175,7 @@ def test_an_export_holds_few_tensors_at_a_time(data: Path, tmp_path: Path, monke
 def test_an_export_from_a_store_fetches_nothing_of_the_optimizer(
     data: Path, s3_folder: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=1, output_dir=str(tmp_path / "out"))
     trainer_of(run, f"train.checkpoint_dir={s3_folder}").train()
     stored = {each.key.partition("/")[2]: each for each in open_storage(s3_folder).list_objects("step-00000001/")}
     proxy.set_rules()  # counts anew
@@ -189,7 +189,7 @@ def test_an_export_from_a_store_fetches_nothing_of_the_optimizer(
 
 
 def test_an_export_replaces_an_earlier_one_and_nothing_else(data: Path, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run.yaml", data, max_steps=2, save_steps=1, output_dir=str(tmp_path / "out"))
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=2, save_steps=1, output_dir=str(tmp_path / "out"))
     trainer_of(run).train()
     first, second = checkpoints(tmp_path / "out" / "checkpoints")
     out = tmp_path / "model"
@@ -224,7 +224,7 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(data: Path, tmp_path
 
 
 def test_an_export_that_would_be_refused_at_the_end_is_refused_at_the_start(data: Path, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run.yaml", data, max_steps=2, output_dir=str(tmp_path / "out"), export=True)
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=2, output_dir=str(tmp_path / "out"), export=True)
     (tmp_path / "out" / "export").mkdir(parents=True)
     (tmp_path / "out" / "export" / "notes.txt").touch()
     try:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,12 +20,12 @@ from lmms_stream.train.__main__ import main
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import STOPPED_STATUS
-from lmms_stream.train.torchrun import starts_again
+from lmms_stream.train.torchrun import start, starts_again
 
 from ..conftest import run_cli, run_command, write_tokens
 from ..processes import running_after
 from ..rounds import in_long_rounds, rounds
-from .runs import write_run
+from .runs import write_small_run
 
 LIMIT_S = 120
 ENDS_S = 4.0  # after it has saved; on a machine without other work within 1
@@ -34,9 +35,10 @@ ENDS_S = 4.0  # after it has saved; on a machine without other work within 1
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launch")
     write_tokens(folder / "data", num_samples=300)
-    return write_run(folder / "run.yaml", folder / "data", max_steps=2)
+    return write_small_run(folder / "run.yaml", folder / "data", max_steps=2)
 
 
+@in_long_rounds
 def test_one_process_trains_alone_whatever_rank_it_is_started_from(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +54,7 @@ def test_one_process_trains_alone_whatever_rank_it_is_started_from(
     assert said.endswith("not flex_attention, which has no backward pass on the CPU") or torch.cuda.is_available()
 
 
+@in_long_rounds
 def test_torchrun_starts_the_commands_run_as_its_ranks(config: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "lmms_stream", "train", str(config), f"train.output_dir={tmp_path / 'out'}"]
@@ -59,6 +62,31 @@ def test_torchrun_starts_the_commands_run_as_its_ranks(config: Path, tmp_path: P
     assert done.returncode == 0, done.stderr
     assert [record["step"] for record in read_log(tmp_path / "out")] == [1]  # two runs would write it twice
     assert "two runs in one output_dir" not in done.stderr
+
+
+def test_the_command_becomes_a_rank_of_torchrun_or_a_run_alone(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command of the ranks that tests of jobs start; the kernel's call that replaces a process is noted."""
+    calls: list[tuple[Any, ...]] = []
+
+    def note(*call: Any) -> None:
+        calls.append(call)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execve", note)
+    of_rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "HOME": "here"}
+    command = [sys.executable, "-m", "lmms_stream.train", str(config), "train.max_steps=1"]
+    for environment, expected in (
+        (of_rank | {"TORCHELASTIC_RUN_ID": "job"}, of_rank | {"TORCHELASTIC_RUN_ID": "job"}),
+        (of_rank, {"HOME": "here"}),
+        ({"HOME": "here"}, {"HOME": "here"}),
+    ):
+        with pytest.raises(SystemExit):
+            start(config, ["train.max_steps=1"], nproc=None, environment=environment)
+        assert calls.pop() == (sys.executable, command, expected)
+        is_told = "WORLD_SIZE=2 is not used: this command trains alone" in capsys.readouterr().err
+        assert is_told == (environment is of_rank)
 
 
 @pytest.mark.parametrize("command", [["train", "--nproc", "2"], ["profile"]])
@@ -123,10 +151,9 @@ def test_a_run_leaves_the_garbage_collector_as_it_was(tmp_path: Path, capsys: py
     assert gc.get_freeze_count() == 0
 
 
-def test_an_error_of_one_process_is_one_line(config: Path) -> None:
-    done = run_cli("train", str(config), "train.smell=1")
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+def test_an_error_of_one_process_is_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(config), "train.smell=1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert "unknown key 'train.smell'" in line
 
@@ -144,8 +171,17 @@ TOLD = [
 
 @pytest.mark.parametrize(("number", "is_to_all", "nproc"), TOLD[: rounds(1, len(TOLD))])
 def test_a_run_that_is_told_to_stop_saves_ends_its_workers_and_says_what_resumes_it(
-    number: signal.Signals, is_to_all: bool, nproc: int, config: Path, tmp_path: Path
+    number: signal.Signals,
+    is_to_all: bool,
+    nproc: int,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It trains alone, whatever rank it is started from."""
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # without the verdict of an earlier start
     output = tmp_path / "out"
     with training(config, output, "train.num_workers=2", nproc=nproc) as job:
         started = psutil.Process(job.pid).children(recursive=True)
@@ -157,6 +193,10 @@ def test_a_run_that_is_told_to_stop_saves_ends_its_workers_and_says_what_resumes
     assert said.count(f"told to stop by a signal: step {step} is saved, the same command resumes from it\n") == 1
     assert said.count("interrupted: a checkpoint is saved after this step") == (number == signal.SIGINT)
     assert "Traceback" not in said
+    assert said.startswith("WORLD_SIZE=4 is not used: this command trains alone")
+    (line,) = [line for line in said.splitlines() if line.startswith("attention: ")]
+    assert line.endswith("not flex_attention, which has no backward pass on the CPU") or torch.cuda.is_available()
+    assert ("torchrun" in said) == (nproc > 1)
     assert job.returncode == (STOPPED_STATUS if nproc == 1 else 1)
     latest = checkpoints(output / "checkpoints")[-1]
     assert latest.name == f"step-{step:08d}"
@@ -166,7 +206,7 @@ def test_a_run_that_is_told_to_stop_saves_ends_its_workers_and_says_what_resumes
 @in_long_rounds
 def test_a_second_interrupt_ends_a_run_that_waits_for_data(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=500, longest=250)
-    config, output = write_run(tmp_path / "run.yaml", tmp_path / "data"), tmp_path / "out"
+    config, output = write_small_run(tmp_path / "run.yaml", tmp_path / "data"), tmp_path / "out"
     with training(config, output, "train.num_workers=1") as job:
         started = psutil.Process(job.pid).children(recursive=True)
         (worker,) = [each for each in started if each.ppid() != job.pid]

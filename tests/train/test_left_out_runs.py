@@ -18,7 +18,7 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
 
 from ..conftest import write_samples, write_tokens
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 
 BAD_IDS = (11, 42, 77)
 QUICK: dict[str, Any] = {"save_steps": "no"}
@@ -44,7 +44,7 @@ def losses(output: Path) -> dict[int, tuple[float, list[int]]]:
 
 def test_a_run_with_dropped_samples_keeps_its_steps_and_resumes(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=300)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
+    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
     (tmp_path / "drop").write_text("".join(f"data:{each}\n" for each in range(100)))
     drop = f"train.bad_samples.drop={tmp_path / 'drop'}"
     run(path, "plain")
@@ -78,7 +78,9 @@ def test_bad_samples_are_told_listed_and_as_if_they_were_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_bad(tmp_path / "data")
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=3, bad_samples={"quarantine": 100}, **QUICK)
+    path = write_small_run(
+        tmp_path / "run.yaml", tmp_path / "data", max_steps=3, global_batch=8, bad_samples={"quarantine": 100}, **QUICK
+    )
     trainer = trainer_of(path)
     with caplog.at_level(logging.WARNING, "lmms_stream"):
         trainer.train()
@@ -101,7 +103,7 @@ def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_d
     write_bad(tmp_path / "data")
     write_bad(tmp_path / "other", num_samples=90)
     settings = {"max_steps": 1, "bad_samples": {"quarantine": 100}, **QUICK}
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", **settings)
+    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", **settings)
     loader = trainer_of(path).loader
     end_distributed()
     folder = tmp_path / "default" / "left_out"
@@ -112,7 +114,7 @@ def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_d
         trainer = run(path, "default")
         assert not [each for each in caplog.messages if "other datasets" in each]
         assert {1, 2} <= {each.sample_id for each in LeftOut.load(trainer.counts.left_out).samples}
-        path = write_run(tmp_path / "other.yaml", tmp_path / "other", **settings)
+        path = write_small_run(tmp_path / "other.yaml", tmp_path / "other", **settings)
         shutil.copytree(folder, tmp_path / "again" / "left_out")
         trainer = run(path, "again")
     (told,) = [each for each in caplog.messages if "other datasets" in each]
@@ -136,7 +138,7 @@ def test_a_line_that_the_disk_takes_in_part_is_an_error_and_the_next_line_replac
 
 def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=50)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1)
+    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=1)
     for setting, message in (
         ("bad_samples.quarantine=-1", "train.bad_samples.quarantine must be 0 or more, got -1"),
         ("bad_samples.drop={x: -1}", "from_step of the drop list x must be 0 or more, got -1"),

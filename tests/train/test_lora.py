@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from ..conftest import run_cli, write_tokens
 from ..rounds import in_long_rounds
-from .runs import MODEL, VOCABULARY, trainer_of, write_run
+from .runs import MODEL, VOCABULARY, trainer_of, write_small_run
 from .test_override_points import parts_of
 
 LORA = {"r": 4, "target_modules": "all-linear", "lora_dropout": 0.1}
@@ -47,7 +47,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lora_run(tmp_path: Path, data: Path, base: Path, adapter: Any = LORA, **train: Any) -> tuple[Path, list[str]]:
-    run = write_run(tmp_path / "run.yaml", data, **{"max_steps": 3, "output_dir": str(tmp_path / "out"), **train})
+    run = write_small_run(tmp_path / "run.yaml", data, **{"max_steps": 3, "output_dir": str(tmp_path / "out"), **train})
     return run, [f"model={json.dumps({'pretrained': str(base), 'adapter': adapter})}"]
 
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_merged_by_parts_is_merged_whole_and_says_why(
 
 
 def test_what_has_no_adapter_or_no_base_cannot_be_merged(data: Path, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run.yaml", data, max_steps=1)
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=1)
     out = f"train.output_dir={tmp_path / 'plain'}"
     trainer_of(run, out).train()
     with pytest.raises(ConfigError, match="has a whole model and no adapter to merge: export it without --merge"):
@@ -252,7 +252,7 @@ def test_a_model_of_pefts_is_trained_as_its_adapter(data: Path, base: Path, tmp_
     assert adapter_of(plain) is None
 
     # Given with its wrapper, and as a name beside a config of peft's: both train.
-    run = write_run(tmp_path / "run.yaml", data, max_steps=2)
+    run = write_small_run(tmp_path / "run.yaml", data, max_steps=2)
     wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     for name, options in {"given": {"model": wrapped}, "named": {"model": str(base), "peft_config": config}}.items():
         parts = parts_of(run, f"train.output_dir={tmp_path / name}")

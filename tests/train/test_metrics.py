@@ -6,6 +6,7 @@ import dataclasses
 import io
 import sys
 from dataclasses import replace
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from lmms_stream.types import Batch
 from rich.console import Console
 from transformers import LlamaConfig
 
-from tests.conftest import run_command
 from tests.versions import IS_5
 
 
@@ -375,13 +375,14 @@ def test_a_reporter_that_is_not_installed_is_named_with_the_command(monkeypatch:
         check_reporters(["tensorboard", "wandb"])
 
 
-def test_a_folder_of_logs_is_not_taken_for_the_package(tmp_path: Path) -> None:
+def test_a_folder_of_logs_is_not_taken_for_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B writes to ./wandb, and `python -m` looks there first; here no other package is to be found."""
     (tmp_path / "wandb").mkdir()
-    script = "from lmms_stream.train.report.run_log import check_reporters; import sys; sys.path[:] = sys.argv[1:]; "
-    script += "sys.meta_path[:] = sys.meta_path[:3]; sys.path_importer_cache.clear(); check_reporters(['wandb'])"
-    result = run_command(sys.executable, "-c", script, str(tmp_path))
-    assert "ConfigError: train.report_to wandb needs the package wandb" in result.stderr, result.stderr
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "meta_path", [BuiltinImporter, FrozenImporter, PathFinder])
+    with pytest.raises(ConfigError, match=r"^train.report_to wandb needs the package wandb"):
+        check_reporters(["wandb"])
 
 
 def test_settings_of_the_log_are_checked() -> None:

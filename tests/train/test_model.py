@@ -259,15 +259,15 @@ def test_gradients_of_a_head_in_bfloat16_do_not_depend_on_how_many_tokens_it_tak
     adapted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a head that an adapter trains as a whole, as a copy of it."""
-    ids = np.random.default_rng(0).integers(0, 64, 128 * 64 + 1)
-    batch = collate([{"input_ids": ids, "labels": ids}], range(1))
+    rng = np.random.default_rng(0)
+    batch = collate([{"input_ids": (ids := rng.integers(0, 64, 65)), "labels": ids} for _ in range(128)], range(128))
+    config = {"model_type": "llama", **TINY, "vocab_size": 64, "hidden_size": 8, "num_attention_heads": 2}
     gradients = []
     for at_once in (LOGITS_AT_ONCE, 64 * 64):  # in one part, and in 128
         monkeypatch.setattr(loss, "LOGITS_AT_ONCE", at_once)
-        model = llama(vocab_size=64, hidden_size=8, num_attention_heads=2).bfloat16()
+        model: Any = ModelConfig(config=config, attention="sdpa_varlen").build().bfloat16()
         if adapted:
-            config = {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
-            model = add_adapter(model, config).bfloat16()
+            model = add_adapter(model, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}).bfloat16()
         PackedModel(model)(batch).tokens.mean().backward()
         (gradient,) = [
             each.grad.float()

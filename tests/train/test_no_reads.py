@@ -39,8 +39,7 @@ from tests.versions import IS_5
 
 from .images import DIT, NUM_CLASSES, SIZE
 from .test_attention import build
-from .test_vision import packed_model
-from .vision import IDS, samples_of
+from .vision import IDS, packed_model, samples_of
 
 META = torch.device("meta")
 

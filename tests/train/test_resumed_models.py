@@ -20,7 +20,7 @@ from lmms_stream.train.run_config import RunConfig
 from transformers import GenerationConfig
 
 from ..conftest import write_tokens
-from .runs import MODEL, write_run
+from .runs import MODEL, write_small_run
 
 GEMMA = {**MODEL, "model_type": "gemma3_text", "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16}
 
@@ -49,13 +49,13 @@ def test_a_run_goes_on_where_the_pretrained_folder_is_gone_as_if_it_were_there(
     made = ModelConfig(config=model, seed=3).build()
     made.generation_config = GenerationConfig(max_length=77)
     made.save_pretrained(pretrained)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=4, lr_scheduler_type="constant")
+    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
     settings = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**settings, "model": {"pretrained": str(pretrained)}}))
     losses, saved = {}, {}
-    for name, *stops in (("whole", 4), ("resumed", 2, 4)):
+    for name, *stops in (("whole", 2), ("resumed", 1, 2)):
         for stop in stops:
-            if stop == 4 and name == "resumed":
+            if stop == 2 and name == "resumed":
                 shutil.rmtree(pretrained)
             trainer = trainer_of(path, f"train.output_dir={tmp_path / name}", f"train.max_steps={stop}")
             trainer.train()
@@ -91,7 +91,7 @@ def test_an_empty_model_has_the_buffers_that_from_pretrained_makes(tmp_path: Pat
 def test_a_trainer_that_is_asked_before_it_trains_has_the_pretrained_weights(tmp_path: Path) -> None:
     """What resumes fills them later, as before."""
     write_tokens(tmp_path / "data", num_samples=60)
-    path = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2)
+    path = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2)
     trainer_of(path).train()
     expected = load_config(RunConfig, path).model.build().state_dict()
     trainer = trainer_of(path, "train.max_steps=3")

@@ -13,14 +13,14 @@ from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
 
 from ..conftest import write_tokens
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 from .test_checkpoint import ours
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     write_tokens(tmp_path / "data", num_samples=60)
-    return write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
+    return write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_checkpoint_dir_that_is_a_file_is_the_error_that_names_it(run: Path, t
 
 
 def test_a_length_on_the_command_line_replaces_that_of_the_file(run: Path, tmp_path: Path) -> None:
-    epochs = write_run(tmp_path / "epochs.yaml", tmp_path / "data", num_train_epochs=3)
+    epochs = write_small_run(tmp_path / "epochs.yaml", tmp_path / "data", num_train_epochs=3)
 
     def lengths(*overrides: str) -> list[float | None]:
         train = load_config(RunConfig, epochs, overrides, one_of=RUN_LENGTHS).train

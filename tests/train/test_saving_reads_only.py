@@ -16,7 +16,7 @@ from lmms_stream.train.run.optimizers import Muon
 from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 
 Make = Callable[[Any], torch.optim.Optimizer]
 MAKERS: dict[str, Make] = {
@@ -107,7 +107,7 @@ def test_saving_changes_no_bit_and_what_is_resumed_is_what_was_saved(
 @pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
 def test_a_run_that_saves_before_its_first_update_learns_as_one_that_does_not(tmp_path: Path, optim: str) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
-    config = write_run(
+    config = write_small_run(
         tmp_path / "run.yaml", tmp_path / "data", eval_dataset={"shuffle": False}, max_steps=3, optim=optim
     )
     best = ("train.eval_on_start=true", "train.save_steps=best", "train.best.metric=loss",

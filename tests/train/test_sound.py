@@ -1,11 +1,8 @@
-"""Packs with sound, alone and beside images and videos, give what plain transformers gives for their samples."""
+"""Clips of sound in packs: positions, features and logits. What all families with media promise: test_families.py."""
 
 from __future__ import annotations
 
-import logging
 import pickle
-from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,24 +13,17 @@ from lmms_stream.loader.collate import collate, join
 from lmms_stream.loader.media_memory import SharedBlocks
 from lmms_stream.loader.wire import WireBatch, from_wire, to_wire
 from lmms_stream.processors.multimodal import MultimodalProcessor
-from lmms_stream.train.checkpoint.checkpoint import Checkpointer
-from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.choice import prove_packing
-from lmms_stream.train.model.flops import model_flops
-from lmms_stream.train.model.media_flops import SoundFlops
-from lmms_stream.train.model.sharding import freeze
 from lmms_stream.train.model.towers import Dummies, family_of, features_of, model_inputs
-from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch, Processed
 from lmms_stream.versions.transformers import MIXES_CLIPS_OF_QWEN3_OMNI
 from torch.utils._pytree import tree_leaves
 
 from tests.processors.tiny_sound import SOUND_FAMILIES, clip, sounding_film
 from tests.processors.tiny_vlm import film, picture, stored
-from tests.versions import IS_5
 
-from .one_by_one import check_pack, gradients_of, is_noise_of_keys
+from .one_by_one import gradients_of
 from .sounds import SETTINGS, Tiny
 from .vision import plain_inputs
 
@@ -43,36 +33,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tiny]:
     return {family: Tiny(family, tmp_path_factory.mktemp(family)) for family in SOUND_FAMILIES}
-
-
-def attentions_of(family: str) -> list[str]:
-    several = ["sdpa_varlen", "sdpa"]
-    of_qwen3 = several[:1] if MIXES_CLIPS_OF_QWEN3_OMNI else several
-    return {"qwen2_audio": ["sdpa", "eager"], "qwen2_5_omni": several, "qwen3_omni": of_qwen3}[family]
-
-
-@pytest.mark.parametrize(
-    ("family", "attention"), [(family, each) for family in SOUND_FAMILIES for each in attentions_of(family)]
-)
-def test_a_pack_with_sound_gives_what_its_samples_give_one_by_one(
-    family: str, attention: str, tiny: dict[str, Tiny]
-) -> None:
-    one = tiny[family]
-    packed, plain = one.packed(attention), one.plain()
-    for samples in one.kinds().values():
-        check_pack(packed, plain, samples, pad_to=200, is_noise=is_noise_of_keys, slack=1e-7)
-
-
-@pytest.mark.parametrize("family", SOUND_FAMILIES)
-def test_the_run_proves_that_clips_are_kept_apart(
-    family: str, tiny: dict[str, Tiny], caplog: pytest.LogCaptureFixture
-) -> None:
-    packed = tiny[family].packed().train()
-    with caplog.at_level(logging.INFO, logger="lmms_stream"):
-        prove_packing(packed, device=CPU)
-    chosen = {"qwen2_audio": "sdpa"}.get(family, "sdpa_varlen")
-    assert packed.model.config._attn_implementation == chosen
-    assert f"attention: {chosen}" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
@@ -111,8 +71,6 @@ def test_attention_that_mixes_the_clips_of_qwen3_omni_is_refused(attention: str,
     with pytest.raises(ConfigError, match=f"attention {attention} does not keep the samples of a pack apart: what one"):
         prove_packing(packed, device=CPU)
     del packed.family.attentions  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"is none that keeps samples with media apart .*: set model.attention to fl"):
-        prove_packing(packed, device=CPU)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
@@ -201,18 +159,6 @@ def test_images_and_videos_in_one_row_of_qwen3_omni_are_refused(tiny: dict[str, 
         one.packed("sdpa_varlen")(pack)
 
 
-@pytest.mark.parametrize("family", SOUND_FAMILIES)
-def test_every_pack_calls_every_tower_whatever_it_holds(family: str, tiny: dict[str, Tiny]) -> None:
-    packed = tiny[family].packed(attentions_of(family)[0]).train()
-    packs = [[], *tiny[family].kinds().values()]
-    for samples in packs:
-        packed.model.zero_grad()
-        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
-        for kind, tower in packed.towers.items():
-            lacks = [name for name, each in tower.named_parameters() if each.requires_grad and each.grad is None]
-            assert {*lacks} <= {"audio_bos_eos_token.weight"}, kind  # which no forward pass of transformers uses
-
-
 def test_a_model_with_several_towers_and_no_method_for_one_is_named(tiny: dict[str, Tiny]) -> None:
     class Without(torch.nn.Module):
         """Of a user's own."""
@@ -225,28 +171,6 @@ def test_a_model_with_several_towers_and_no_method_for_one_is_named(tiny: dict[s
         dummies.run_first(Without(), {}, torch.zeros(1, 1, dtype=torch.int64)),
     ):
         pass
-
-
-@pytest.mark.parametrize("family", SOUND_FAMILIES)
-def test_towers_run_in_the_same_order_whatever_a_pack_holds(family: str, tiny: dict[str, Tiny]) -> None:
-    """Ranks gather the parameters of their blocks together, forward and backward."""
-    packed = tiny[family].packed(attentions_of(family)[0]).train()
-    calls: list[str] = []
-
-    def note(name: str, output: Any) -> None:
-        calls.append(name)
-        tensor = output if isinstance(output, torch.Tensor) else output[0]
-        tensor.register_hook(lambda _: calls.append(f"{name} backward"))
-
-    for name, module in packed.model.named_modules():
-        if name.endswith(("layers.0", "blocks.0", "layers.1", "blocks.1")):
-            module.register_forward_hook(lambda *call, name=name: note(name, call[-1]))
-    found = []
-    for samples in ([], *tiny[family].kinds().values()):
-        calls.clear()
-        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
-        found.append([*calls])
-    assert all(calls == found[0] for calls in found)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
@@ -292,61 +216,6 @@ def test_logits_are_made_some_at_a_time_with_the_losses_and_gradients_of_all_at_
         torch.testing.assert_close(found["chunks"][0], found["whole"][0], rtol=1e-5, atol=1e-5)
         for name, gradient in found["whole"][1].items():
             torch.testing.assert_close(found["chunks"][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
-
-
-@pytest.mark.parametrize("frozen", [[], ["*audio_tower.*", "*visual.*"], ["*audio_tower.conv*", "*.layers.0.*"]])
-@pytest.mark.parametrize("family", SOUND_FAMILIES)
-def test_the_flops_of_sounds_are_what_torch_counts(family: str, frozen: list[str], tiny: dict[str, Tiny]) -> None:
-    """Torch counts a masked row as if all its positions saw each other, and convolutions over the padding of a chunk,
-    so clips are whole chunks."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    one = tiny[family]
-    packed = one.packed("eager").train()
-    if IS_5:  # whose products of experts are otherwise none that torch counts
-        model: Any = packed.model
-        model.set_experts_implementation("eager")
-    freeze(packed.model, [each for each in frozen if any(fnmatch(n, each) for n, _ in packed.model.named_parameters())])
-    flops = model_flops(packed.model, towers=packed.towers)
-    assert flops is not None
-    frames = {"qwen2_audio": 300, "qwen2_5_omni": 40, "qwen3_omni": 100}[family]
-    parts = [("audio", clip(160 * frames))] + ([] if family == "qwen2_audio" else [("image", picture(90, 60))])
-    sample = one.sample(*parts)
-    batch = collate([sample], [0])
-    with FlopCounterMode(display=False) as counter:
-        inputs = plain_inputs(sample, model=packed.media_model, family=one.processor.family)
-        packed.model(**inputs).logits.sum().backward()
-    found = flops.of(np.array([batch.num_tokens]), num_loss_tokens=batch.num_tokens, inputs=[batch.inputs])
-    assert found == pytest.approx(counter.get_total_flops(), rel=0.02)
-    counts = {name.rpartition(".")[2]: sum(each.values()) for name, each in counter.get_flop_counts().items()}
-    of_sound = next(each for each in flops.towers if isinstance(each, SoundFlops))
-    of_tower = counts["audio_tower"] + counts.get("multi_modal_projector", 0)
-    assert of_sound.of(batch.inputs) == pytest.approx(of_tower, rel=0.02)
-
-
-@pytest.mark.parametrize("family", SOUND_FAMILIES)
-def test_a_model_that_reads_sound_is_exported_and_loaded_by_its_class(
-    family: str, tiny: dict[str, Tiny], tmp_path: Path
-) -> None:
-    import transformers
-
-    one = tiny[family]
-    init_distributed(60)
-    built = one.build("sdpa").eval()
-    optimizer = torch.optim.AdamW(built.parameters())
-    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
-        documents = model_files(built, str(one.folder))
-        checkpointer.save(built, optimizer, step=1, state={}, documents=documents)
-    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
-    sample = one.kinds()["sounds"][0]
-    with torch.no_grad():
-        expected = built(**plain_inputs(sample, model=built, family=one.processor.family)).logits
-        by_class = getattr(transformers, one.processor.family.model_class).from_pretrained(out).eval()
-        by_us = ModelConfig(pretrained=str(out), attention="sdpa").build().eval()
-        for loaded in (by_class, by_us):
-            assert torch.equal(
-                loaded(**plain_inputs(sample, model=loaded, family=one.processor.family)).logits, expected
-            )
 
 
 def test_a_model_of_another_processor_is_refused(tiny: dict[str, Tiny]) -> None:

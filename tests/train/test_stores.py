@@ -32,7 +32,7 @@ from lmms_stream.train.report.train_log import read_log
 from ..conftest import run_cli, write_tokens
 from ..converters.test_convert_runs import written
 from ..mds.reading import MARKS, upload
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 
 pytestmark = MARKS
 NUM_ROWS = 400
@@ -133,7 +133,7 @@ def test_a_run_goes_on_from_its_checkpoints_in_a_store_which_keeps_the_latest(
 ) -> None:
     write_tokens(tmp_path / "made", num_samples=200)
     data = upload(tmp_path / "made", f"{any_store_folder}/data")
-    path = write_run(tmp_path / "run.yaml", data, save_steps=2, save_total_limit=2, lr_scheduler_type="constant")
+    path = write_small_run(tmp_path / "run.yaml", data, save_steps=2, save_total_limit=2, lr_scheduler_type="constant")
     losses = {}
     for name, *stops in (("whole", 6), ("resumed", 3, 6)):
         for stop in stops:

@@ -8,23 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.processors import ProcessorConfig
-from lmms_stream.processors.multimodal import MultimodalProcessor
-from lmms_stream.train.checkpoint.checkpoint import Checkpointer
-from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
-from lmms_stream.train.model.build import ModelConfig
-from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
 from streaming import MDSWriter
 
 from tests.jobs.runs import differences, steps_of
 from tests.processors.tile_vlm import NUM2WORDS, TINY, save_tile_processor, tile_config
 from tests.processors.tiny_vlm import film, picture, stored
-from tests.rounds import LONG, in_long_rounds
+from tests.rounds import in_long_rounds
 
 from .runs import trainer_of, write_run
 
@@ -68,25 +62,6 @@ def test_a_run_of_each_family_goes_on_from_its_checkpoint_to_the_same_losses(
     trainer_of(path, f"train.output_dir={again}").train()
     assert steps_of(again) == [1, 2, 3, 4]
     assert differences(whole, again) == []
-
-
-@pytest.mark.parametrize("name", [*TINY] if LONG else ["llama4"])
-def test_an_export_is_loaded_by_the_class_of_its_family(name: str, tmp_path: Path) -> None:
-    save_tile_processor(tmp_path / "processor", name)
-    init_distributed(60)
-    built = ModelConfig(config=tile_config(name, tmp_path / "processor").to_dict()).build()
-    optimizer = torch.optim.AdamW(built.parameters())
-    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
-        documents = model_files(built, str(tmp_path / "processor"))
-        checkpointer.save(built, optimizer, step=1, state={}, documents=documents)
-    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
-    loaded = type(built).from_pretrained(out)
-    assert "ForConditionalGeneration" in type(loaded).__name__
-    expected = built.state_dict()
-    assert loaded.state_dict().keys() == expected.keys()
-    assert all(torch.equal(each, expected[key]) for key, each in loaded.state_dict().items())
-    again = MultimodalProcessor.from_pretrained(str(out))
-    assert again.description == MultimodalProcessor.from_pretrained(str(tmp_path / "processor")).description
 
 
 def test_a_run_whose_processor_needs_a_library_that_is_missing_names_it(

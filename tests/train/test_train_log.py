@@ -24,8 +24,8 @@ from torch.profiler import record_function
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
-from ..processes import ROOT
-from .runs import trainer_of, write_run
+from ..processes import ROOT, run_module
+from .runs import trainer_of, write_small_run
 
 
 def test_half_a_line_of_a_killed_run_goes_and_its_records_stay(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_null_in_the_log(tmp_path: Path) -> None:
 def test_steps_without_an_update_are_counted_and_left_out_of_the_gradient_norm(tmp_path: Path) -> None:
     """The first update, at this learning rate, makes every later loss NaN."""
     write_tokens(tmp_path / "data", num_samples=120)
-    path = write_run(
+    path = write_small_run(
         tmp_path / "run.yaml", tmp_path / "data", max_steps=4, learning_rate=1e38, lr_scheduler_type="constant"
     )
     together_by_two = ("together", "train.log_sample_ids=false", "train.logging_steps=2", "train.save_steps=3")
@@ -176,6 +176,8 @@ from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import Reporter, TrainConfig
 from lmms_stream.types import World
 
+from tests.mds.test_disk_faults import limit_files
+
 
 def run(kind, output):
     if kind == "profile":
@@ -190,7 +192,9 @@ def run(kind, output):
         for step in range(1, 1000):
             log.write({"step": step, **{f"{kind}/{n}": n / step for n in range(200)}}, position=0)
 
-for kind in sys.argv[2:]:
+if sys.argv[2] == "limited":
+    limit_files(40_000)
+for kind in sys.argv[3:]:
     try:
         run(kind, Path(sys.argv[1], kind, "run"))
     except StorageError as error:
@@ -202,8 +206,9 @@ def run_out_of_room(folder: Path, kinds: Sequence[str], *, num_bytes: int) -> li
     """The StorageErrors of what runs write, each to a disk of this size, in one process."""
     with ExitStack() as disks:
         limits = [disks.enter_context(small_disk(folder / kind, num_bytes=num_bytes)) for kind in kinds]
-        command = [sys.executable, "-B", "-c", RUN, str(folder), *kinds]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, preexec_fn=limits[0])
+        (folder / "run.py").write_text(RUN)
+        limited = "whole" if limits[0] is None else "limited"
+        done = run_module(str(folder / "run.py"), str(folder), limited, *kinds, timeout_s=100)
         assert done.returncode == 0, done.stderr
         assert list((folder / "profile" / "run" / "profile").iterdir()) == []
     return done.stdout.splitlines()

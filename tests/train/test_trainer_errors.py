@@ -18,14 +18,14 @@ from transformers import TrainerCallback
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
-from .runs import trainer_of, write_run
+from .runs import trainer_of, write_small_run
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("refused")
     write_tokens(folder / "data", num_samples=300)  # of token ids to 299
-    return write_run(folder / "run.yaml", folder / "data", eval_dataset={"shuffle": False}, max_steps=4)
+    return write_small_run(folder / "run.yaml", folder / "data", eval_dataset={"shuffle": False}, max_steps=4)
 
 
 @pytest.mark.parametrize(

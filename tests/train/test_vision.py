@@ -1,4 +1,4 @@
-"""Packs with images and video give what plain transformers gives for their samples one by one."""
+"""Packs of Qwen-VL: towers, kernels and positions. What all families with media promise: test_families.py."""
 
 from __future__ import annotations
 
@@ -7,57 +7,26 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lmms_stream.errors import ConfigError
-from lmms_stream.loader.collate import collate, join
-from lmms_stream.train.checkpoint.checkpoint import Checkpointer
-from lmms_stream.train.checkpoint.export import export_checkpoint, model_files
-from lmms_stream.train.model.choice import prove_compiled, prove_packing
-from lmms_stream.train.model.flops import model_flops
+from lmms_stream.loader.collate import collate
+from lmms_stream.train.model.choice import prove_packing
 from lmms_stream.train.model.model import PackedModel
-from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks, freeze
+from lmms_stream.train.model.sharding import blocks_to_shard, checkpoint_blocks
 from lmms_stream.train.model.towers import family_of
-from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.types import Batch
-from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from tests.processors.tiny_vlm import FAMILIES, save_processor, tiny_config
 from tests.versions import IS_5
 
 from .one_by_one import check_pack, gradients_of, unequal
 from .test_attention import fault_of
 from .test_fast_attention import varlen_on_cpu
-from .vision import KINDS, MODEL_TYPES, Family, build, plain_logits, samples_of
+from .vision import MODEL_TYPES, Family, build, packed_model, samples_of
 
 CPU = torch.device("cpu")
-
-
-def packed_model(model_type: str, *, attention: Any = "auto") -> PackedModel:
-    family: Any = Family(model_type)
-    return PackedModel(build(model_type, attention=attention), family)
-
-
-@pytest.mark.parametrize("attention", ["sdpa_varlen", "sdpa", "eager"])
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_a_pack_gives_what_its_samples_give_one_by_one(kind: str, model_type: str, attention: Any) -> None:
-    packed, plain = packed_model(model_type, attention=attention), build(model_type)
-    more = check_pack(packed, plain, samples_of(plain, kind), pad_to=140)
-    assert all("visual" in name for name in more)
-    assert packed.logits_ways[-1] == "whole"
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_packs_of_media_and_of_text_in_one_forward_pass_are_the_sums_of_each(model_type: str) -> None:
-    packed = packed_model(model_type)
-    packs = [collate(samples_of(packed.model, kind), range(3)) for kind in ("images", "text", "video", "media")]
-    together = packed(join([*packs, collate([], [])])).tokens.sum()
-    torch.testing.assert_close(together, torch.stack([packed(pack).tokens.sum() for pack in packs]).sum())
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -84,39 +53,6 @@ def tower_calls(model: Any) -> Iterator[Counter[str]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_pack_calls_the_tower_as_often_whatever_it_holds(model_type: str, training: bool) -> None:
-    packed = packed_model(model_type).train(training)
-    counted = []
-    for kind in (*KINDS, ""):
-        samples = samples_of(packed.model, kind) if kind else []
-        with tower_calls(packed.model) as calls, torch.set_grad_enabled(training):
-            packed(collate(samples, range(len(samples))))
-        counted.append(dict(calls))
-    assert all(calls == counted[0] for calls in counted)
-    assert {calls for name, calls in counted[0].items() if name.count(".") == 1} == {2}  # images and video
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_towers_that_a_pack_does_not_need_have_gradients_of_zeros(model_type: str) -> None:
-    packed = packed_model(model_type).train()
-    for samples in (samples_of(packed.model, "text"), []):
-        packed.model.zero_grad()
-        packed(collate(samples, range(len(samples)))).tokens.sum().backward()
-        of_tower = [each.grad for each in packed.model.model.visual.parameters()]
-        assert all(each is not None and not each.any() for each in of_tower)
-
-
-@pytest.mark.parametrize(("attention", "chosen"), [("auto", "sdpa_varlen"), ("sdpa", "sdpa"), ("eager", "eager")])
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_samples_with_media_are_proven_to_be_kept_apart(model_type: str, attention: Any, chosen: str) -> None:
-    model = packed_model(model_type, attention=attention).train()
-    prove_packing(model, device=CPU)
-    assert model.model.config._attn_implementation == chosen
-    prove_compiled(model, device=CPU)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -242,54 +178,3 @@ def test_blocks_of_towers_are_sharded_and_run_again(model_type: str) -> None:
     found = gradients_of(packed.model)
     assert found.keys() == expected.keys()
     assert unequal(found, expected) == []
-
-
-@pytest.mark.parametrize("frozen", [[], ["model.visual.*"], ["model.visual.patch_embed.*", "model.visual.blocks.*"]])
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_flops_of_a_step_with_media_are_what_torch_counts(model_type: str, frozen: list[str]) -> None:
-    """Torch counts a masked pack as if all its tokens saw each other, so here each sample runs alone; in eager
-    attention, as it counts the backward pass of others with a product that is computed again."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    packed = packed_model(model_type, attention="eager").train()
-    freeze(packed.model, frozen)
-    flops = model_flops(packed.model, towers=packed.towers)
-    assert flops is not None
-    samples = samples_of(packed.model, "media")
-    found, counted = 0.0, 0
-    for sample in samples:
-        batch = collate([sample], [0])
-        lengths = batch.cu_seqlens.diff().long().numpy()
-        found += flops.of(lengths, num_loss_tokens=len(sample["input_ids"]), inputs=[batch.inputs])
-        with FlopCounterMode(display=False) as counter:
-            plain_logits(packed.model, sample).sum().backward()
-        counted += counter.get_total_flops()
-    assert abs(found / counted - 1) <= 0.02
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_export_is_loaded_by_the_auto_classes_of_model_and_processor(family: str, tmp_path: Path) -> None:
-    original = save_processor(tmp_path / "processor", family)
-    init_distributed(60)
-    built: Any = AutoModelForImageTextToText.from_config(tiny_config(family, tmp_path / "processor")).eval()
-    optimizer = torch.optim.AdamW(built.parameters())
-    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging") as checkpointer:
-        documents = model_files(built, str(tmp_path / "processor"))
-        checkpointer.save(built, optimizer, step=1, state={}, documents=documents)
-    out = export_checkpoint(tmp_path / "saved" / "step-00000001", tmp_path / "model")
-    names = {path.name for path in out.iterdir()}
-    settings = {"processor_config.json"} if IS_5 else {"preprocessor_config.json", "video_preprocessor_config.json"}
-    assert {*settings, "chat_template.jinja"} < names
-    loaded = AutoModelForImageTextToText.from_pretrained(out).eval()
-    processor = AutoProcessor.from_pretrained(out)
-    assert type(processor) is type(original)
-    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
-    image = np.random.default_rng(0).integers(0, 255, (60, 90, 3), np.uint8)
-    made, expected = (
-        each(text=each.apply_chat_template(asked), images=[image], return_tensors="pt")
-        for each in (processor, original)
-    )
-    assert made.keys() == expected.keys()
-    assert all(torch.equal(made[name], expected[name]) for name in made)
-    with torch.no_grad():
-        assert torch.equal(loaded(**made).logits, built(**made).logits)

@@ -11,6 +11,7 @@ import torch
 from lmms_stream.processors.families.qwen_vl import QwenVL
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model.build import ModelConfig
+from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.model.towers import model_inputs
 from lmms_stream.types import Batch, Processed, Sample
 from numpy.typing import NDArray
@@ -62,6 +63,11 @@ def model_config(model_type: str) -> dict[str, Any]:
 
 def build(model_type: str, *, attention: Any = "auto") -> Any:
     return ModelConfig(config=model_config(model_type), attention=attention, seed=3).build()
+
+
+def packed_model(model_type: str, attention: Any = "auto") -> PackedModel:
+    family: Any = Family(model_type)
+    return PackedModel(build(model_type, attention=attention), family)
 
 
 class Family:

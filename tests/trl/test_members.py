@@ -21,10 +21,20 @@ from ..train.habits import rows
 from ..versions import IS_5
 
 
+def trainer_in(folder: Path, model_folder: Path) -> SFTTrainer:
+    args = rows.config(folder, max_length=64, max_steps=1, logging_steps=1, save_strategy="no")
+    return SFTTrainer(str(model_folder), args, train_dataset=rows.chats(8), eval_dataset=rows.chats(4))
+
+
 @pytest.fixture
 def trainer(model_folder: Path, tmp_path: Path) -> SFTTrainer:
-    args = rows.config(tmp_path, max_length=64, max_steps=1, logging_steps=1, save_strategy="no")
-    return SFTTrainer(str(model_folder), args, train_dataset=rows.chats(8), eval_dataset=rows.chats(4))
+    return trainer_in(tmp_path, model_folder)
+
+
+@pytest.fixture(scope="module")
+def untrained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SFTTrainer:
+    """For tests that change nothing of it."""
+    return trainer_in(tmp_path_factory.mktemp("untrained"), model_folder)
 
 
 @pytest.mark.skipif(not IS_5, reason="its members are those of transformers 5")
@@ -35,9 +45,9 @@ def test_every_public_member_of_trls_trainers_exists_or_is_refused_by_name() -> 
 
 
 @pytest.mark.parametrize("name", _REFUSED)
-def test_parts_of_a_loop_that_is_not_here_are_refused(name: str, trainer: SFTTrainer) -> None:
+def test_parts_of_a_loop_that_is_not_here_are_refused(name: str, untrained: SFTTrainer) -> None:
     with pytest.raises(ConfigError, match=f"{name} is a part of transformers' own loop, which is not here: "):
-        getattr(trainer, name)()
+        getattr(untrained, name)()
 
 
 OVERRIDES: dict[str, tuple[str, Any]] = {

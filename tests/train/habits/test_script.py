@@ -29,6 +29,7 @@ from trl import SFTTrainer
 from ...conftest import last_words
 from ...jobs.launcher import run_job
 from . import rows
+from .script_job import right
 
 OPTIONS = {"max_steps": 3, "logging_steps": 1, "learning_rate": 1e-2, "save_strategy": "no"}
 
@@ -37,27 +38,34 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in read_log(folder) if "loss" in record]
 
 
-def test_a_script_of_trl_runs_on_one_process_and_on_two(model_folder: Path, tmp_path: Path) -> None:
-    figures: list[dict[str, float]] = []
-    for ranks, packs in ((1, 4), (2, 2)):
-        folder = tmp_path / str(ranks)
-        options = json.dumps({**OPTIONS, "per_device_train_batch_size": packs})
-        done = run_job(ranks, "tests.train.habits.script_job", str(model_folder), str(folder), options, timeout_s=120)
-        assert done.returncode == 0, last_words(done.stderr)
-        made = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
-        assert [each["ranks"] for each in made] == [ranks] * ranks
-        assert all(each["had_group"] for each in made), "transformers' arguments make it, as under torchrun"
-        assert len({each["loss"] for each in made}) == 1
-        assert len({each["eval"]["eval_loss"] for each in made}) == 1
-        assert [each["by_hand"] for each in read_log(folder) if "by_hand" in each] == [1, 2, 3]
-        figures.append(made[0]["eval"])
-        assert done.stderr.count("converting train_dataset (60 rows) once") == 1
-        saved = AutoModelForCausalLM.from_pretrained(folder)
-        assert AutoTokenizer.from_pretrained(folder).chat_template
-        assert saved.config.pad_token_id == 0
-    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-    assert 0 <= figures[0]["eval_right"] <= 1
-    one, two = losses(tmp_path / "1"), losses(tmp_path / "2")
+def test_a_script_of_trl_runs_on_two_ranks_as_on_one(model_folder: Path, tmp_path: Path) -> None:
+    folders = {ranks: tmp_path / str(ranks) for ranks in (1, 2)}
+    options = json.dumps({**OPTIONS, "per_device_train_batch_size": 2})
+    done = run_job(
+        2, "tests.train.habits.script_job", str(model_folder), str(folders[2]), options, timeout_s=120
+    )  # fmt: skip
+    assert done.returncode == 0, last_words(done.stderr)
+    of_ranks = [json.loads((folders[2] / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [each["ranks"] for each in of_ranks] == [2, 2]
+    assert all(each["had_group"] for each in of_ranks), "transformers' arguments make it, as under torchrun"
+    assert len({each["loss"] for each in of_ranks}) == 1
+    assert len({each["eval"]["eval_loss"] for each in of_ranks}) == 1
+    assert [each["by_hand"] for each in read_log(folders[2]) if "by_hand" in each] == [1, 2, 3]
+    assert done.stderr.count("converting train_dataset (60 rows) once") == 1
+    saved = AutoModelForCausalLM.from_pretrained(folders[2])
+    assert AutoTokenizer.from_pretrained(folders[2]).chat_template
+    assert saved.config.pad_token_id == 0
+    figures = of_ranks[0]["eval"]
+    assert 0 <= figures["eval_right"] <= 1
+
+    args = rows.config(folders[1], packing=True, max_length=64, per_device_train_batch_size=4, **OPTIONS)
+    trainer = FSDP2SFTTrainer(
+        str(model_folder), args, rows.chats(60), rows.chats(6), compute_metrics=right,
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+    )  # fmt: skip
+    trainer.train()
+    assert figures == pytest.approx(trainer.evaluate(), rel=1e-5)
+    one, two = losses(folders[1]), losses(folders[2])
     assert len(one) == 3
     assert one == pytest.approx(two, rel=1e-5)
     assert one[-1] < one[0]

@@ -61,7 +61,7 @@ def test_a_run_names_it_and_its_other_losses_stay() -> None:
 
 def test_a_small_run_learns(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
-    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=20, learning_rate=1e-2)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=20, learning_rate=1e-2, global_batch=4)
     run.write_text(yaml.safe_dump(yaml.safe_load(run.read_text()) | {"task": {"type": "dft"}}))
     task = load_config(RunConfig, run).build_task()
     assert isinstance(task, DynamicFineTuning)

@@ -176,7 +176,7 @@ def test_what_it_cannot_train_is_refused_by_name() -> None:
 
 def test_a_small_run_learns(tmp_path: Path) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
-    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=30, learning_rate=1e-2)
+    run = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=30, learning_rate=1e-2, global_batch=4)
     task = {"type": "masked_diffusion", "p_min": 0.3, "mask_token_id": 511}
     run.write_text(yaml.safe_dump(yaml.safe_load(run.read_text()) | {"task": task}))
     trainer = trainer_of(run, task=load_config(RunConfig, run).build_task())
