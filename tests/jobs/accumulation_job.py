@@ -27,8 +27,8 @@ from lmms_stream.train.run.settings import TrainConfig
 from tests.rounds import LONG
 from tests.train import vision
 
+from .divided_cases import EXPERTS
 from .sharding_job import whole
-from .test_experts import EXPERTS
 from .test_sharding import LORA, SIZES, TIED
 
 TIMEOUT_S = 60.0

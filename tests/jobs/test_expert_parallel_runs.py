@@ -14,9 +14,9 @@ from tests.rounds import in_long_rounds
 from tests.train.runs import VOCABULARY
 from tests.versions import IS_5
 
+from .divided_cases import MIXTRAL, QWEN3_MOE, ROUTED, llama4
 from .divided_runs import IN_BFLOAT16, TOLERANCE, check_killed, difference, exports, keep_first, saved_tensors, write
 from .runs import differences, train
-from .test_expert_parallel import MIXTRAL, QWEN3_MOE, ROUTED, llama4
 
 pytestmark = pytest.mark.timeout(600)
 
