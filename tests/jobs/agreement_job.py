@@ -30,6 +30,7 @@ from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import World
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from .launcher import environment_of
 
@@ -80,14 +81,14 @@ def read_epoch(data: str, *, has_group: bool, otherwise: str) -> dict[str, Any]:
     return {"steps": steps, "state": loader.state_dict()}
 
 
-def run(name: str, case: dict[str, Any], data: str, rank: int, store: dist.Store) -> dict[str, Any]:
+def run(name: str, case: dict[str, Any], data: str, rank: int, store: TCPStore) -> dict[str, Any]:
     """What a rank of a case read, or its error."""
     world = World(rank=rank, world_size=sum(case["nodes"]), ranks_per_node=case["nodes"])
     os.environ.update(environment_of(world))
     has_group = case["group"] == "group"
     if has_group:
         store.set_timeout(TIMEOUT)
-        own = dist.PrefixStore(name, store)
+        own = PrefixStore(name, store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=world.world_size, timeout=TIMEOUT)
     try:
         return read_epoch(data, has_group=has_group, otherwise=case["otherwise"])
@@ -100,7 +101,7 @@ def run(name: str, case: dict[str, Any], data: str, rank: int, store: dist.Store
 
 def main() -> None:
     data, job, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     cases = sorted(json.loads(job.read_text()).items(), key=lambda item: -sum(item[1]["nodes"]))
     for name, case in cases:
         if rank < sum(case["nodes"]):

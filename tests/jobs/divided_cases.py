@@ -24,6 +24,7 @@ EP: dict[str, Any] = {"expert_parallel": 2}
 HALVES, QUARTERS = {"sequence_parallel": 2}, {"sequence_parallel": 4}
 ON_2, ON_4 = rounds([], [2]), rounds([], [4])  # in long rounds alone
 NO_LOSS: dict[str, Any] = {"router_aux_loss_coef": 0.0}  # which plain transformers adds by batch
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
 Cases = dict[str, dict[str, Any]]
 
 
@@ -46,14 +47,16 @@ ROUTED_FIELDS = {"num_experts_per_tok": 2, "router_aux_loss_coef": ROUTER_WEIGHT
 EXPERTS = {"config": {"model_type": "mixtral", "num_local_experts": 8, **ROUTED_FIELDS, **SIZES}}
 QWEN_FIELDS = {"num_experts": 8, "moe_intermediate_size": 24, "decoder_sparse_step": 1, "head_dim": 8}
 QWEN = {"config": {"model_type": "qwen3_moe", **QWEN_FIELDS, **ROUTED_FIELDS, **SIZES}}
-EXPERTS_LORA = {**QWEN, "adapter": {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}}
+EXPERTS_LORA = {
+    "config": QWEN["config"] | ONE, "adapter": {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}
+}  # fmt: skip
 OF_EXPERTS: Cases = {
-    "experts": {**SHORT, "model": EXPERTS, "on": rounds([4], [1, 2, 4])},
+    "experts": {**SHORT, "model": EXPERTS, "on": rounds([2], [1, 2, 4])},
     "experts-padded": {**SHORT, "model": EXPERTS, "train": {"pad_to": 24, "per_device_batch": 2}, "on": [2]},
     "experts-again": {**SHORT, "model": EXPERTS, "train": {"gradient_checkpointing": True}, "on": [2]},
     "experts-older": {**SHORT, "model": EXPERTS, "older_torch": True, "on": rounds([2], [1, 2])},  # FSDP2 without zeros
     "experts-qwen": {**SHORT, "model": QWEN, "on": rounds([2], [1, 2, 4])},
-    "experts-copies": {**SHORT, "model": QWEN, "train": {"shard_ranks": 2}, "on": [4]},
+    "experts-copies": {**SHORT, "model": QWEN, "train": {"shard_ranks": 2}, "on": ON_4},
     "experts-lora": {**SHORT, "model": EXPERTS_LORA, "on": rounds([2], [1, 2])},
 }
 
@@ -72,7 +75,7 @@ ROUNDED = 0.05  # in bfloat16
 OF_MATRICES: Cases = {
     # An odd vocabulary, whose head stays whole, and tied to the embedding; biases of what is cut.
     "cut-qwen2": {"model": of_type("qwen2", tie_word_embeddings=True), "train": TP, "on": [4]},
-    "cut-llama": {"model": of_type("llama", vocab_size=132), "train": {**TP, "shard_ranks": 1}, "on": [4]},
+    "cut-llama": {"model": of_type("llama", **ONE, vocab_size=132), "train": {**TP, "shard_ranks": 1}, "on": [4]},
     # Its experts are in one parameter for all of a block since transformers 5.
     "cut-mixtral": {
         "model": of_type("mixtral", num_local_experts=4, **NO_LOSS), "train": TP, "on": rounds([2] * IS_5, [4])
@@ -148,7 +151,7 @@ GLM = {
 AT_ALL_RANKS = {"expert_parallel": 4}
 OF_RANKS_EXPERTS: Cases = {
     "apart-gpt_oss": {**SINGLE, "model": ROUTED, "train": {**EP, "gradient_checkpointing": True}, "on": [4]},
-    "apart-llama4": {**SINGLE, "model": llama4(), "train": EP, "on": [4]},
+    "apart-llama4": {**SINGLE, "model": llama4(), "train": EP, "on": rounds([2], [2, 4])},
     # With all of a block's experts in one parameter, and a plan, since transformers 5.
     "apart-mixtral": {**SINGLE, "model": MIXTRAL, "train": EP, "on": rounds([2], [4]) * IS_5},
     "apart-all-ranks": {**SINGLE, "model": ROUTED, "train": AT_ALL_RANKS, "on": ON_4},
@@ -278,7 +281,7 @@ REFUSED: Cases = {
     },
 }  # fmt: skip
 if IS_5:
-    REFUSED["experts"] = {
+    REFUSED["three-experts"] = {
         "model": of_type("mixtral", num_local_experts=3), "train": TP, "on": [2],
         "error": "train.tensor_parallel 2 does not divide the 3 experts of model.layers.0.mlp.experts: …",
     }  # fmt: skip

@@ -37,7 +37,7 @@ def write_chat_run(path: Path, dataset: Path | str, tokenizer: Path, **train: An
                 "vocab_size": VOCABULARY,
                 "hidden_size": 32,
                 "intermediate_size": 64,
-                "num_hidden_layers": 2,
+                "num_hidden_layers": 1,
                 "num_attention_heads": 4,
             }
         },
@@ -63,7 +63,7 @@ def train(config: Path, output: Path, *overrides: str, nproc: int = 2, num_nodes
 
 
 def with_one_layer(config: Path) -> Path:
-    """The config of a run, whose model has a layer instead of two: for tests of steps and checkpoints."""
+    """The config of a run, whose model has one layer, not two: for tests of steps and checkpoints."""
     config.write_text(config.read_text().replace("num_hidden_layers: 2", "num_hidden_layers: 1"))
     return config
 

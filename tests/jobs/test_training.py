@@ -15,7 +15,7 @@ from tests.rounds import in_long_rounds
 
 from ..processes import run_module
 from .launcher import run_job
-from .runs import JOB_S, MODULE, differences, last_step, steps_of, train, with_one_layer, write_chat_run
+from .runs import JOB_S, MODULE, differences, last_step, steps_of, train, write_chat_run
 
 STEPS_PER_EPOCH_AT_LEAST = 3
 
@@ -24,7 +24,6 @@ def test_a_run_in_lanes_resumes_on_another_number_of_ranks(few_chats: Path, toke
     """Without a lengths index: the states of all ranks' lanes are in the checkpoint."""
     lanes = ["dataset.packing_mode=lanes", "dataset.num_canonical_nodes=4", "dataset.packing_window=32"]
     config = write_chat_run(tmp_path / "run.yaml", few_chats, tokenizer, max_steps=5, lr_scheduler_type="constant")
-    with_one_layer(config)
     train(config, tmp_path / "whole", *lanes)
     stopped = tmp_path / "stopped"
     train(config, stopped, *lanes, "train.max_steps=2")
@@ -78,7 +77,6 @@ def test_datasets_are_mixed_by_a_schedule_and_steps_skipped(
     one = settings.pop("dataset")
     settings["datasets"] = {"one": one, "two": one | {"seed": 5}}
     config.write_text(yaml.safe_dump(settings))
-    with_one_layer(config)
     train(config, tmp_path / "out")
     saved = checkpoints(tmp_path / "out" / "checkpoints")
     cursors = [json.loads((path / "trainer.json").read_text())["cursor"] for path in saved]
