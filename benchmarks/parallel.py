@@ -4,7 +4,7 @@ One pack of samples is run forward and backward by a Llama, as the first of 1, 2
 (sequence_parallel); nothing is sent, torch's "fake" backend stands for the other ranks. Counted are the bytes of all
 tensors that are alive at once, above those before the step (weights and gradients, which FSDP shards otherwise), with
 blocks kept and with blocks run again (gradient_checkpointing), and what a rank would send in a layer's attention. That
-losses and gradients are those of one rank is what tests/jobs/test_sequence_parallel.py shows.
+losses and gradients are those of one rank is what tests/jobs/test_divided_steps.py shows.
 
     python benchmarks/parallel.py
     python benchmarks/parallel.py --tokens 8192 --layers 8

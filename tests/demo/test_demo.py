@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,16 +19,20 @@ from lmms_stream.tools.demo.run import run_demo
 from tests.conftest import last_words, run_cli, run_command
 from tests.jobs.launcher import start_job
 from tests.jobs.runs import MODULE
+from tests.processes import run_module
 from tests.rounds import in_long_rounds
+
+ONE_LAYER = "model.config.num_hidden_layers=1"
+PACKAGES = ("asyncio", "email", "http", "logging", "unittest", "xml")
 
 
 class ForkedRanks:
-    """A job of the demo whose ranks are forked from a process that has their imports."""
+    """A job of the demo whose ranks are forked from a process that has their imports, and whose model has one layer."""
 
     def __init__(self, config: Path, overrides: Sequence[str], *, nproc: int, text: Path):
         self._text = text
         self._ends = ExitStack()
-        self._job = self._ends.enter_context(start_job(nproc, MODULE, str(config), *overrides))
+        self._job = self._ends.enter_context(start_job(nproc, MODULE, str(config), *overrides, ONE_LAYER))
 
     def poll(self) -> int | None:
         status = self._job.poll()
@@ -38,7 +44,18 @@ class ForkedRanks:
         self._ends.close()
 
 
+@pytest.fixture
+def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the standard library, instead of all of it: enough for the steps of the demo."""
+    paths = sysconfig.get_paths()
+    for package in PACKAGES:
+        shutil.copytree(Path(paths["stdlib"], package), tmp_path / "library" / package)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths | {"stdlib": str(tmp_path / "library")})
+
+
+@pytest.mark.usefixtures("s3", "small_library")
 def test_the_demo_ends_with_equal_runs_by_forked_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the S3 server that tests share, which is one of a demo's."""
     assert run_demo(tmp_path / "demo", start=ForkedRanks)
     shown = capsys.readouterr().out
     assert "EQUAL: sample ids and losses of steps" in shown
@@ -69,7 +86,7 @@ def test_a_demo_without_moto_names_the_pip_command(tmp_path: Path, monkeypatch: 
     (tmp_path / "moto.py").write_text("raise ModuleNotFoundError(\"No module named 'moto'\")")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep))
     monkeypatch.delenv("S3_ENDPOINT_URL", raising=False)
-    result = run_command(sys.executable, "-m", "lmms_stream", "demo", "--output", str(tmp_path / "demo"))
+    result = run_cli("demo", "--output", str(tmp_path / "demo"))
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
         "No module named 'moto'",
@@ -77,15 +94,16 @@ def test_a_demo_without_moto_names_the_pip_command(tmp_path: Path, monkeypatch: 
     ]
 
 
-def test_the_server_of_a_demo_that_is_killed_ends() -> None:
-    script = """
+def test_the_server_of_a_demo_that_is_killed_ends(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text("""
 import os, signal, sys
 from lmms_stream.tools.demo.endpoint import moto_server
 with moto_server() as url:
     print(url, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-"""
-    result = run_command(sys.executable, "-c", script)
+""")
+    result = run_module(str(script), timeout_s=120)
     assert result.returncode == -signal.SIGKILL
     port = int(result.stdout.rpartition(":")[2])
     deadline = time.monotonic() + 30

@@ -3,7 +3,8 @@
 launcher            ranks of a job, forked from a server that has imported torch: real processes that start at once
 torchrun            the same by real torchrun
 runs                configs of runs, and what runs with the same data have in common
-sharding_job        what ranks run: one step for each of some cases
+sharding_job        what ranks run: one step for each of some cases; divided_cases: models that ranks divide
+divided_runs        configs of runs whose model ranks divide, and their comparison with one rank's
 evaluation_job      evaluations for each of some cases
 typed_runs          configs of runs on rows of each dataset_type; typed_job: what ranks run of them
 mesh_job            the groups of ranks of some meshes

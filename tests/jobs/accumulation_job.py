@@ -7,6 +7,7 @@ one item for each way: gradients, collectives, and whether each pack of the rank
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from lmms_stream.train.run.settings import TrainConfig
 from tests.rounds import LONG
 from tests.train import vision
 
+from .divided_cases import EXPERTS
 from .sharding_job import whole
-from .test_experts import EXPERTS
 from .test_sharding import LORA, SIZES, TIED
 
 TIMEOUT_S = 60.0
@@ -39,16 +40,17 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"fsdp": {"accumulate": "unsharded"}},
     {"fsdp": {"accumulate": "unsharded", "reshard_after_forward": False, "prefetch_blocks": 2}},
 )
+GRADIENTS = {"micro_batches": 2, "is_counted": False}  # of cases of which no collectives are compared
 CASES: dict[str, dict[str, Any]] = {
     "text": {"model": TIED},
     "untied": {"model": UNTIED, "logits_at_once": 1, "packing_length": 300},
     "auto": {"model": TIED, "ways": ({"fsdp": {"accumulate": "auto"}},)},
     "frozen": {"model": TIED, "train": {"frozen": ["lm_head.*", "*.layers.0.*"]}},
     "lora": {"model": LORA},
-    "experts": {"model": EXPERTS, "data": "short", "packing_length": 8},
+    "experts": {"model": EXPERTS, "data": "short", "packing_length": 8, **GRADIENTS},
     "copies": {"model": TIED, "train": {"shard_ranks": 1}, "ways": WAYS[:2]},
     "again": {"model": TIED, "train": {"gradient_checkpointing": True}, "ways": WAYS[1:]},
-    "vision": {"model": None, "data": "media", "packing_length": 46},
+    "vision": {"model": None, "data": "media", "packing_length": 46, **GRADIENTS},
 }
 if not LONG:  # what stays gathered is tried on "text" alone
     CASES = {
@@ -67,7 +69,8 @@ def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, An
         folder / case.get("data", "text"), processor=processor, world=world,
         packing=PackingConfig(packing_length=case.get("packing_length", 128)), order=OrderConfig(num_canonical_nodes=2),
     )  # fmt: skip
-    settings = {"global_batch": NUM_MICRO_BATCHES * 2, "max_steps": 1, "num_workers": 0, "timeout_s": TIMEOUT_S}
+    num_packs = 2 * case.get("micro_batches", NUM_MICRO_BATCHES)
+    settings = {"global_batch": num_packs, "max_steps": 1, "num_workers": 0, "timeout_s": TIMEOUT_S}
     args = TrainConfig(**{"output_dir": str(folder / "out"), **settings, **case.get("train", {}), **way})
     trainer = FSDP2SFTTrainer(model, args, dataset)
     trainer.build()
@@ -82,14 +85,15 @@ def run(case: dict[str, Any], way: dict[str, Any], folder: Path) -> dict[str, An
         embeddings.register_hook(lambda _: is_summed.append(inner.get_output_embeddings().weight.grad is not None))
 
     inner.get_input_embeddings().register_forward_hook(listen)
-    with collectives() as counts:
+    counting: AbstractContextManager[Any] = collectives() if case.get("is_counted", True) else nullcontext({})
+    with counting as counts:
         trainer.training_step(batches, agreed.units)
     kinds = ("reduce_scatter", "all_reduce", "all_gather")
     return {
         "gradients": {
             name: whole(value.grad) for name, value in trainer.model.named_parameters() if value.grad is not None
         },
-        "collectives": {kind: counts[kind] for kind in kinds},
+        "collectives": {kind: counts[kind] for kind in kinds if counts},
         "is_summed": is_summed,
         "has_media": [bool(batch.inputs) for batch in batches],
     }

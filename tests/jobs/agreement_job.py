@@ -1,9 +1,13 @@
-"""A job: each rank reads one epoch of a dataset in a loop of its own, with torch's process group or without.
+"""A job: for each of some cases, each rank reads one epoch of a dataset, with torch's process group or without.
 
-Arguments: the dataset, a folder for `<rank>.json` with the sample ids of each step, "group" or "none", and what the
-last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded behind a first batch,
-or "alone", such a state of this rank alone. With "looked" the first rank looks at a batch, and then all load a state;
-with "glanced" it looks at less than a step, with "peeked" at a step, and none loads a state.
+Arguments: the dataset, and a JSON file: {name: {"nodes": …, "group": …, "otherwise": …}}. A case runs on the first
+sum(nodes) ranks, as if they were all, with a process group of its own or none. Cases of more ranks come first, so that
+the ranks of a case have run the same cases before. Beside the file comes `<name>-<rank>.json` with the sample ids of
+each step and the loader's state, or with the error.
+
+otherwise: what the last rank has otherwise: "nothing", "seed", "batch", "state", or "loaded", a state that is loaded
+behind a first batch, or "alone", such a state of this rank alone. With "looked" the first rank looks at a batch, and
+then all load a state; with "glanced" it looks at less than a step, with "peeked" at a step, and none loads a state.
 """
 
 from __future__ import annotations
@@ -15,22 +19,26 @@ import sys
 from collections import defaultdict
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
+from lmms_stream.errors import LmmsStreamError
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import World
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from .launcher import environment_of
+
+TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def main() -> None:
-    data, folder, group, otherwise = sys.argv[1:]
-    if group == "group":
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+def read_epoch(data: str, *, has_group: bool, otherwise: str) -> dict[str, Any]:
+    """The samples of each step of this rank, and the state of its loader behind them."""
     is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
     seed = 1 if is_last and otherwise == "seed" else 0
     dataset = PackedStreamingDataset(
@@ -66,12 +74,39 @@ def main() -> None:
     steps: dict[int, list[list[int]]] = defaultdict(list)
     for batch in loader:
         steps[batch.step].append(batch.sample_ids.tolist())
-        if group == "group" and otherwise != "peeked":
+        if has_group and otherwise != "peeked":
             dist.barrier()  # as the gradients of a step
-    Path(folder, f"{loader.world.rank}.json").write_text(json.dumps([steps, loader.state_dict()]))
-    if group == "group":
+    if has_group:
         dist.barrier()
-        dist.destroy_process_group()
+    return {"steps": steps, "state": loader.state_dict()}
+
+
+def run(name: str, case: dict[str, Any], data: str, rank: int, store: TCPStore) -> dict[str, Any]:
+    """What a rank of a case read, or its error."""
+    world = World(rank=rank, world_size=sum(case["nodes"]), ranks_per_node=case["nodes"])
+    os.environ.update(environment_of(world))
+    has_group = case["group"] == "group"
+    if has_group:
+        store.set_timeout(TIMEOUT)
+        own = PrefixStore(name, store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=world.world_size, timeout=TIMEOUT)
+    try:
+        return read_epoch(data, has_group=has_group, otherwise=case["otherwise"])
+    except (LmmsStreamError, RuntimeError) as error:  # RuntimeError: a rank of the group has ended
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        if has_group:
+            dist.destroy_process_group()
+
+
+def main() -> None:
+    data, job, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    cases = sorted(json.loads(job.read_text()).items(), key=lambda item: -sum(item[1]["nodes"]))
+    for name, case in cases:
+        if rank < sum(case["nodes"]):
+            result = run(name, case, data, rank, store)
+            (job.parent / f"{name}-{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

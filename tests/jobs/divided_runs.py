@@ -32,6 +32,7 @@ def write(folder: Path, **settings: Any) -> Path:
     write_tokens(folder / "data", num_samples=300)
     own: dict[str, Any] = {
         "max_steps": LAST,
+        "global_batch": 4,
         "save_steps": 2,
         "ema_decay": 0.8,
         "export": True,

@@ -49,8 +49,8 @@ def run_job(
         return job.complete(timeout_s)
 
 
-def _of_rank(world: World, *, port: int, folder: Path) -> dict[str, str]:
-    """What torchrun adds to the environment of a rank."""
+def environment_of(world: World) -> dict[str, str]:
+    """The variables by which torchrun tells a rank its place among ranks and nodes."""
     rank, nproc = world.rank, world.world_size
     return {
         **{name: str(rank) for name in ("RANK", "ROLE_RANK")},
@@ -59,11 +59,18 @@ def _of_rank(world: World, *, port: int, folder: Path) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(world.nodes[world.node]),
         "GROUP_RANK": str(world.node),
         "GROUP_WORLD_SIZE": str(world.num_nodes),
+    }
+
+
+def _of_rank(world: World, *, port: int, folder: Path) -> dict[str, str]:
+    """What torchrun adds to the environment of a rank."""
+    return {
+        **environment_of(world),
         "ROLE_NAME": "default",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{rank}.json"),
+        "TORCHELASTIC_ERROR_FILE": str(folder / f"error-{world.rank}.json"),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": folder.name,

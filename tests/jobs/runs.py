@@ -37,7 +37,7 @@ def write_chat_run(path: Path, dataset: Path | str, tokenizer: Path, **train: An
                 "vocab_size": VOCABULARY,
                 "hidden_size": 32,
                 "intermediate_size": 64,
-                "num_hidden_layers": 2,
+                "num_hidden_layers": 1,
                 "num_attention_heads": 4,
             }
         },
@@ -62,16 +62,22 @@ def train(config: Path, output: Path, *overrides: str, nproc: int = 2, num_nodes
     return done.stderr
 
 
+def with_one_layer(config: Path) -> Path:
+    """The config of a run, whose model has one layer, not two: for tests of steps and checkpoints."""
+    config.write_text(config.read_text().replace("num_hidden_layers: 2", "num_hidden_layers: 1"))
+    return config
+
+
 def last_step(output: Path) -> int:
     return max((record["step"] for record in read_log(output)), default=0)
 
 
-def wait_until(condition: Callable[[], bool], job: Job, *, limit_s: float = JOB_S) -> None:
+def wait_until(condition: Callable[[], bool], job: Job, *, limit_s: float = JOB_S, poll_s: float = 0.02) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert job.poll() is None, last_words(job.stderr.read_text())
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
-        time.sleep(0.002)
+        time.sleep(poll_s)
 
 
 def differences(

@@ -1,8 +1,8 @@
 """A job: one step of FSDP2SFTTrainer for each of some cases, and what it did.
 
 Its argument is a JSON file: {"dataset": folder, "cases": {name: {"model": …, "train": …, "on": […]}}}, where "on" are
-world sizes. Beside it come `<name>-<world size>-<rank>.pt` with weights, gradients, packs (the sample ids of each), and
-how the model was built and ran; or with the error.
+world sizes; a case may have a dataset of its own. Beside the file come `<name>-<world size>-<rank>.pt` with weights,
+gradients, packs (the sample ids of each), and how the model was built and ran; or with the error.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def main() -> None:
         if world.world_size not in case["on"]:
             continue
         try:
-            made = run(name, case, job["dataset"], path.parent)
+            made = run(name, case, case.get("dataset") or job["dataset"], path.parent)
         except ConfigError as error:
             made = {"error": str(error)}
         torch.save(made, path.parent / f"{name}-{world.world_size}-{world.rank}.pt")

@@ -14,8 +14,8 @@ from tests.train.vision import build, source_of
 from tests.versions import IS_5
 
 from .accumulation_job import CASES, NUM_MICRO_BATCHES
+from .divided_cases import short_samples
 from .launcher import run_job
-from .test_experts import samples
 from .test_sharding import difference, tokens_and_learnt
 
 pytestmark = pytest.mark.timeout(400)  # for the job, which has a limit of its own
@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dic
     """By case, of each of two ranks, what each way gave."""
     folder: Path = tmp_path_factory.mktemp("accumulation")
     write_samples(folder / "text", tokens_and_learnt(), shard_bytes=1 << 12)
-    write_samples(folder / "short", samples(), shard_bytes=1 << 12)
+    write_samples(folder / "short", short_samples(3), shard_bytes=1 << 12)
     media = source_of(build("qwen2_5_vl"), "both")
     of_media = [(each["input_ids"].astype(np.int32), np.array([[0, 1]], np.int32)) for each in media]
     write_samples(folder / "media", of_media, shard_bytes=1 << 12)

@@ -15,12 +15,11 @@ from lmms_stream.plugins.tasks.bagel import Bagel
 from lmms_stream.tools.demo.jobs import read_run
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.train_log import read_log
-from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.train.tasks.task import Draw
 
 from tests.conftest import last_words
 from tests.datasets.streamed import Readers
-from tests.rounds import in_long_rounds
+from tests.rounds import in_long_rounds, rounds
 from tests.train.bagel import (
     build_model,
     build_processor,
@@ -31,7 +30,6 @@ from tests.train.bagel import (
     write_rows,
 )
 
-from .bagel_job import keep_first_step, trainer_of
 from .launcher import run_job
 from .runs import differences, last_step
 
@@ -66,8 +64,8 @@ def kill(folder: Path, output: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Path:
-    """The output of a run of two processes that was never interrupted."""
-    run(folder, folder / "whole", *SETTINGS, nproc=2)
+    """The output of a run of two processes that was never interrupted; in short rounds its first step."""
+    run(folder, folder / "whole", *rounds(("max_steps=1", "save_steps=0"), SETTINGS), nproc=2)
     return folder / "whole"
 
 
@@ -79,10 +77,7 @@ def test_a_step_is_that_of_its_samples_one_by_one_whatever_ranks_hold(
         output: Path = request.getfixturevalue("whole")
     else:
         output = tmp_path / "whole"
-        trainer = trainer_of(folder, output, {"max_steps": 1, "per_device_batch": 2})
-        keep_first_step(trainer, output)
-        trainer.train()
-        end_distributed()
+        run(folder, output, "max_steps=1", "save_steps=0", "per_device_batch=2", nproc=1)
     made: dict[str, Any] = torch.load(output.with_suffix(".pt"))
     record = read_log(output)[0]
     packs = [pack for of_rank in made["packs"] for pack in of_rank]

@@ -17,6 +17,7 @@ from tests.train.runs import write_run
 from ..rounds import in_long_rounds
 from .callbacks_job import BEST_STEP
 from .launcher import run_job
+from .runs import with_one_layer
 
 JOB = "tests.jobs.callbacks_job"
 KILLED_AT = 9
@@ -27,11 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks that was killed after it saved step 8, and went on; and runs beside transformers' Trainer."""
     folder = tmp_path_factory.mktemp("callbacks")
     write_tokens(folder / "data", num_samples=200)
+    write_tokens(folder / "held-out", num_samples=30)
+    held_out = {"remote": str(folder / "held-out"), "shuffle": False}
     config = write_run(
-        folder / "run.yaml", folder / "data", eval_dataset={"shuffle": False}, max_steps=20, eval_steps=2, save_steps=4,
+        folder / "run.yaml", folder / "data", eval_dataset=held_out, max_steps=20, eval_steps=2, save_steps=4,
         save_total_limit=2, async_save=False, best={"load": True, "metric": "loss", "mode": "min"},
-        log_sample_ids=False, global_batch=4, lr_scheduler_type="constant",
+        log_sample_ids=False, global_batch=2, lr_scheduler_type="constant",
     )  # fmt: skip
+    with_one_layer(config)
     by_distance = config.with_name("distance.yaml")
     by_distance.write_text(config.read_text().replace("metric: loss", "metric: distance"))
     for killed_at, expected in ((KILLED_AT, -signal.SIGKILL), (0, 0)):

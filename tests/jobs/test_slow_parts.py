@@ -19,6 +19,7 @@ from ..proxy import FaultProxy, Rule
 from ..rounds import LONG
 from ..train.runs import write_run
 from .launcher import run_job
+from .runs import with_one_layer
 from .test_run_log import READ_EVENTS, READ_WANDB, read
 
 JOB_S = 120.0
@@ -45,7 +46,7 @@ def test_a_planted_slow_part_is_named(
     num_ranks, num_workers, kind, begin, middle = PLANTED[how]
     remote, data = str(tmp_path / "data"), tmp_path / "data"
     tokens = np.arange(20, dtype=np.int32)
-    write_samples(data, [(tokens, np.array([[0, 20]], np.int32))] * 8000)
+    write_samples(data, [(tokens, np.array([[0, 20]], np.int32))] * 3000)
     if how == "store":
         remote = request.getfixturevalue("s3_folder")
         for each in data.rglob("*.*"):
@@ -56,6 +57,7 @@ def test_a_planted_slow_part_is_named(
         tmp_path / "run.yaml", remote, max_steps=100_000, global_batch=2, num_workers=num_workers, log_sample_ids=False,
         report_to=["tensorboard", "wandb"] * is_reported,
     )  # fmt: skip
+    with_one_layer(path)
     proxy: FaultProxy | None = request.getfixturevalue("proxy") if how == "store" else None
     if proxy is not None:
         proxy.set_rules(Rule(path=r"shard\.", times=5, status=503))

@@ -6,6 +6,7 @@ The error names it, and its stacks name the function that it is in.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import write_tokens
 from tests.proxy import FaultProxy, Rule
@@ -13,6 +14,7 @@ from tests.rounds import in_long_rounds
 from tests.train.runs import write_run
 
 from .launcher import run_job
+from .runs import with_one_layer
 
 JOB = "tests.jobs.standing_job"
 TIMEOUT_S = 20  # of collectives: ranks stand still after 15 s
@@ -22,7 +24,8 @@ LIMIT_S = 120
 def stand_still(tmp_path: Path, how: str, *overrides: str) -> tuple[str, dict[str, str]]:
     """What is said: a line of rank 0 with the error, others behind it; and the files of stacks by their names."""
     write_tokens(tmp_path / "data", num_samples=300)
-    config = write_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=10, save_steps="no", timeout_s=TIMEOUT_S)
+    settings: dict[str, Any] = {"max_steps": 10, "save_steps": "no", "timeout_s": TIMEOUT_S, "global_batch": 2}
+    config = with_one_layer(write_run(tmp_path / "run.yaml", tmp_path / "data", **settings))
     output = f"train.output_dir={tmp_path / 'out'}"
     done = run_job(2, JOB, how, str(config), output, *overrides, timeout_s=LIMIT_S)
     assert done.returncode == 1, done.stderr

@@ -1,9 +1,9 @@
-"""A job: an evaluation and a step of FSDP2SFTTrainer on two sources with media, for each of some cases.
+"""A job: a step of FSDP2SFTTrainer on two sources with media, for each of some cases, some after an evaluation.
 
 Its argument is a JSON file: {"datasets": {model: {source: folder}}, "cases": {name: {"model": …, "sources": […],
-"train": …, "on": […]}}}, where "on" are world sizes. Beside it come `<name>-<world size>.pt` with gradients, the source
-and samples of each reading rank's packs, the rows that towers of Qwen-VL read on each rank, the record of the step and
-the evaluation.
+"train": …, "on": […], "is_evaluated": …}}}, where "on" are world sizes. Beside it come `<name>-<world size>.pt` with
+gradients, the source and samples of each reading rank's packs, the rows that towers of Qwen-VL read on each rank, the
+record of the step and the evaluation.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
         **{**settings, "timeout_s": TIMEOUT_S, "weights": dict.fromkeys(case["sources"], 1.0), **case.get("train", {})}
     )
     trainer = FSDP2SFTTrainer(model, args, datasets, eval_dataset=datasets[case["sources"][0]])
-    evaluated = trainer.evaluate()
+    evaluated = trainer.evaluate() if case["is_evaluated"] else None
     gradients: dict[str, torch.Tensor] = {}
 
     def keep_gradients(*_: Any) -> None:

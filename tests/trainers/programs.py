@@ -1,13 +1,15 @@
-"""A program for each trainer: `python -m tests.trainers.programs KIND FOLDER STEPS`, as a rank or alone.
+"""A program for each trainer: `python -m tests.trainers.programs KIND FOLDER STEPS OUTPUT HELD_AT`, a rank or alone.
 
-FOLDER holds `data` (see write_tokens) and `model`. In FOLDER/KIND each rank writes the samples of each step that it
-read (ids-RANK.jsonl), and the first rank the losses of steps (losses.jsonl).
+FOLDER holds `data` (see write_tokens) and `model`. In FOLDER/OUTPUT (default: KIND) each rank writes the samples of
+each step that it read (ids-RANK.jsonl), and the first rank the losses of steps (losses.jsonl). After the loss of step
+HELD_AT, if any, the first rank stands still until it is killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -61,6 +63,8 @@ def note(output: Path, step: int, loss: float) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         with (output / "losses.jsonl").open("a") as file:
             file.write(json.dumps([step, loss]) + "\n")
+        if str(step) == os.environ.get("HELD_AT"):
+            signal.pause()
 
 
 def loss_of(model: Any, batch: Batch, step: GlobalStep, *, layout: Any = "packed") -> torch.Tensor:
@@ -284,6 +288,8 @@ PROGRAMS: dict[str, Callable[[Path, Path, int], None]] = {
 def main() -> None:
     kind, folder, num_steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     output = folder / (sys.argv[4] if len(sys.argv) > 4 else kind)
+    if len(sys.argv) > 5:
+        os.environ["HELD_AT"] = sys.argv[5]  # Ray's workers get it, too
     output.mkdir(exist_ok=True)
     PROGRAMS[kind](folder, output, num_steps)
 

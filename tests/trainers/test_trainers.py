@@ -27,8 +27,8 @@ from tests.train.runs import MODEL
 from .programs import make_model, open_loader
 
 MODULE = "tests.trainers.programs"
-NUM_STEPS = 8
-KILL_AT = 3
+NUM_STEPS = 6
+KILL_AT, HELD_AT = 2, NUM_STEPS - 2
 JOB_S = 150.0
 KINDS = ["plain", "padded", "trainer", "accelerate", "lightning", "ray"] if LONG else ["plain", "trainer"]
 if find_spec("torchtitan"):  # make test-torchtitan
@@ -42,10 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("trainers")
     write_tokens(made / "data", num_samples=480)
     torch.manual_seed(0)
-    fields = dict(MODEL)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(
-        made / "model"
-    )
+    fields = MODEL | {"num_hidden_layers": 1}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(made / "model")
     run(made, "plain", "whole", nproc=1)
     return made
 
@@ -57,7 +55,8 @@ def run(folder: Path, kind: str, output: str, *, nproc: int) -> None:
 
 
 def run_and_kill(folder: Path, kind: str, output: str, *, nproc: int) -> None:
-    with start(folder, kind, output, nproc=nproc) as job:
+    """SIGKILL after some steps. The run stands still before its last step, so that a late kill finds it."""
+    with start(folder, kind, output, str(HELD_AT), nproc=nproc) as job:
         wait_until(lambda: len(losses_of(folder / output)) > KILL_AT, job, limit_s=JOB_S)
         processes = job.family()
         for process in processes:
@@ -66,8 +65,8 @@ def run_and_kill(folder: Path, kind: str, output: str, *, nproc: int) -> None:
         psutil.wait_procs(processes, timeout=10)
 
 
-def start(folder: Path, kind: str, output: str, *, nproc: int) -> AbstractContextManager[Job]:
-    arguments = (kind, str(folder), str(NUM_STEPS), output)
+def start(folder: Path, kind: str, output: str, *held_at: str, nproc: int) -> AbstractContextManager[Job]:
+    arguments = (kind, str(folder), str(NUM_STEPS), output, *held_at)
     if kind != "ray":
         return start_job(nproc, MODULE, *arguments)
     ray = {"RAY_AUTH_TOKEN": token_hex(16), "RAY_USAGE_STATS_ENABLED": "0", "NPROC": str(nproc)}
