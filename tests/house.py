@@ -18,6 +18,7 @@ import types
 import typing
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,17 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 def prose_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
     """Line, text and whether it is a docstring, of each docstring and comment."""
-    for node in ast.walk(ast.parse(text)):
+    return _prose(ast.parse(text), text)
+
+
+@cache
+def prose_of_module(module: str) -> tuple[tuple[int, str, bool], ...]:
+    """The same of a module; several counts need it, and tokens of all modules take seconds."""
+    return tuple(_prose(tree(module), files()[module].read_text()))
+
+
+def _prose(parsed: ast.Module, text: str) -> Iterator[tuple[int, str, bool]]:
+    for node in ast.walk(parsed):
         if isinstance(node, DOCUMENTED) and (doc := ast.get_docstring(node)):
             yield node.body[0].lineno, doc, True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -74,9 +85,13 @@ def prose(kind: str) -> tuple[dict[str, float], list[str]]:
     """Counts of "python" or "pages", and their hard sentences, each with its file and line."""
     words = pointers = openers = docs = 0
     hard = []
-    for path in files().values() if kind == "python" else pages():
-        parts = prose_of_python(path.read_text()) if kind == "python" else prose_of_page(path.read_text())
-        for line, text, is_doc in parts:
+    parts = (
+        [(files()[module], prose_of_module(module)) for module in files()]
+        if kind == "python"
+        else [(path, tuple(prose_of_page(path.read_text()))) for path in pages()]
+    )
+    for path, paragraphs in parts:
+        for line, text, is_doc in paragraphs:
             flat = " ".join(text.split())
             hard += [f"{path.relative_to(ROOT)}:{line}: {sentence}" for sentence in hard_sentences(flat)]
             if is_doc:

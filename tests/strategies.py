@@ -19,11 +19,11 @@ STRATEGIES = ("best_fit", "even_fit", "first_fit", "next_fit", "window_7", "wind
 
 
 def examples(count: int, *, many: int | None = None) -> settings:
-    """Settings of a property that is tried with a third of `count` examples, the same in every run.
+    """Settings of a property that is tried with a quarter of `count` examples, the same in every run.
 
     many: the number in `make test-long`; four times `count` by default.
     """
-    num = rounds(-(-count // 3), many or 4 * count)
+    num = rounds(-(-count // 4), many or 4 * count)
     return settings(deadline=None, max_examples=num, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 

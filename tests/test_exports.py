@@ -3,17 +3,14 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import lmms_stream
 import pytest
 
 from .arrows import files
+from .forks import Ended, limited, run_forks
 
-ROOT = Path(__file__).parent.parent
+pytestmark = limited
 
 
 def test_every_public_name_is_imported_from_its_home() -> None:
@@ -46,11 +43,6 @@ def test_public_classes_and_functions_have_docstrings() -> None:
         if not isinstance(value, str):
             assert value.__doc__, name
             assert not value.__doc__.startswith(f"{name}("), f"{name} has a dataclass's default docstring"
-
-
-def test_a_public_name_is_the_first_thing_that_can_be_imported() -> None:
-    names = ("FSDP2SFTTrainer", "PackedStreamingDataset", "PackPlan", "convert")
-    run_in_forks([f"from lmms_stream import {name}; assert {name}.__name__ == {name!r}" for name in names])
 
 
 def test_examples_of_docstrings_print_what_they_say() -> None:
@@ -110,11 +102,10 @@ from lmms_stream.train.tasks.terms import L1, Adversary, HingeGAN, Perceptual
 """
 
 
-def test_a_module_under_its_former_name_is_the_same_module() -> None:
-    run_in_forks([
-        f"""
+FIRST = ("FSDP2SFTTrainer", "PackedStreamingDataset", "PackPlan", "convert")
+SAME = """
 import importlib, pickle, sys
-for pair in {list(FORMER.items())}:
+for pair in {pairs}:
     first, second = pair if {former_first} else reversed(pair)
     first = importlib.import_module("lmms_stream." + first)
     assert importlib.import_module("lmms_stream." + second) is first, pair
@@ -125,32 +116,43 @@ assert all(hasattr(lmms_stream.simulate, name) for name in lmms_stream.simulate.
 assert lmms_stream.simulate.Cluster is Cluster is pickle.loads(pickle.dumps(Cluster))
 homes = [module for name, module in sys.modules.items() if name.endswith("simulate.cluster")]
 assert all(home is homes[0] for home in homes)
-{TYPED}"""
-        for former_first in (True, False)
-    ])  # fmt: skip
-
-
-def test_a_module_runs_under_its_former_name() -> None:
-    command = [sys.executable, "-m", "lmms_stream.lmms_engine.launch.cli", "config_yaml=absent.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "absent.yaml" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_an_absent_module_below_a_former_name_is_absent() -> None:
-    script = "import lmms_stream.simulate.absent"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert "No module named 'lmms_stream.simulate.absent'" in done.stderr
-
-
-def run_in_forks(scripts: Sequence[str]) -> None:
-    """Run each script in a fork of one interpreter, which has imported torch and no module of the project."""
-    program = f"""
-import os, torch
-for script in {list(scripts)}:
-    if not (child := os.fork()):
-        exec(script, {{}})
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, script
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+RUNS = """
+import runpy, sys
+sys.argv[1:] = ["config_yaml=absent.yaml"]
+runpy.run_module("lmms_stream.lmms_engine.launch.cli", run_name="__main__", alter_sys=True)
+"""
+SCRIPTS = {
+    **{f"{name} first": f"from lmms_stream import {name}; assert {name}.__name__ == {name!r}" for name in FIRST},
+    "former names first": SAME.format(pairs=list(FORMER.items()), former_first=True) + TYPED,
+    "present names first": SAME.format(pairs=list(FORMER.items()), former_first=False) + TYPED,
+    "run": RUNS,
+    "absent": "import lmms_stream.simulate.absent",
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """The end of each script in a process that has imported libraries and no module of the project."""
+    libraries = ("torch._dynamo", "transformers.trainer", "numba")
+    return run_forks(SCRIPTS, tmp_path_factory.mktemp("scripts"), imports=libraries)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_public_name_is_the_first_thing_that_can_be_imported(name: str, ends: dict[str, Ended]) -> None:
+    end = ends[f"{name} first"]
+    assert end.status == 0, end.stderr
+
+
+@pytest.mark.parametrize("order", ["former names first", "present names first"])
+def test_a_module_under_its_former_name_is_the_same_module(order: str, ends: dict[str, Ended]) -> None:
+    assert ends[order].status == 0, ends[order].stderr
+
+
+def test_a_module_runs_under_its_former_name(ends: dict[str, Ended]) -> None:
+    assert "absent.yaml" in ends["run"].stderr
+    assert "Traceback" not in ends["run"].stderr
+
+
+def test_an_absent_module_below_a_former_name_is_absent(ends: dict[str, Ended]) -> None:
+    assert "No module named 'lmms_stream.simulate.absent'" in ends["absent"].stderr

@@ -57,8 +57,8 @@ def test_files_that_comments_name_exist() -> None:
     known = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     named = [
         (str(path.relative_to(ROOT)), line, name)
-        for path in files().values()
-        for line, text, _ in house.prose_of_python(path.read_text())
+        for module, path in files().items()
+        for line, text, _ in house.prose_of_module(module)
         for name in re.findall(r"\b(\w+\.py)\b", text)
     ]
     assert len(named) > 40

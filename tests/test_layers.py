@@ -198,6 +198,10 @@ def test_few_modules_touch_mosaicmls_package() -> None:
     }  # fmt: skip
 
 
+def test_a_single_module_reads_and_writes_yaml() -> None:
+    assert [module for module in files() if "yaml" in imports(module)[1]] == ["lmms_stream.yaml_text"]
+
+
 def test_files_stay_small() -> None:
     for module, path in files().items():
         assert len(path.read_text().splitlines()) <= 500, module

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import run_command, write_tokens
+from .processes import run_module
 from .rounds import LONG, in_long_rounds
 
 ROOT = Path(__file__).parent.parent
@@ -40,12 +41,14 @@ SHORT = ("convert with a function of the script", "spawn")
 
 
 def ran(folder: Path, code: str, *options: str) -> tuple[int, str, str]:
-    """The exit status of a script, and what it says."""
+    """The exit status of a script, and what it says. options: of a new interpreter, in place of the script."""
     write_tokens(folder / "data", num_samples=20)
     (folder / "rows.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     (folder / "script.py").write_text(IMPORTS + code)
-    arguments = options or (str(folder / "script.py"),)
-    done = run_command("env", f"PYTHONPATH={ROOT}", sys.executable, *arguments, cwd=folder)
+    if options:
+        done = run_command("env", f"PYTHONPATH={ROOT}", sys.executable, *options, cwd=folder)
+    else:
+        done = run_module(str(folder / "script.py"), timeout_s=120, cwd=folder)
     return done.returncode, done.stdout, done.stderr
 
 

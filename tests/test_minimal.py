@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -12,11 +11,13 @@ import yaml
 from lmms_stream.tools.demo.corpus import Corpus
 
 from .arrows import ROOT
+from .forks import Ended, command, limited, run_forks
 from .minimal import make
 from .processes import ENVIRONMENT
 from .processors.tiny_vlm import picture, save_processor
 from .train.test_model import TINY
 
+pytestmark = limited
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUN = {
     "dataset": {
@@ -24,7 +25,7 @@ RUN = {
     },
     "model": {"config": {"model_type": "llama", **TINY, "vocab_size": 4096, "max_position_embeddings": 512}},
     "train": {
-        "output_dir": "run", "global_batch": 2, "max_steps": 2, "num_workers": 1, "save_steps": 1,
+        "output_dir": "run", "global_batch": 2, "max_steps": 2, "num_workers": 0, "save_steps": 1,
         "learning_rate": 0.001,
     },
 }  # fmt: skip
@@ -54,7 +55,7 @@ again.load_state_dict(state)
 assert (next(iter(again)).input_ids == expected).all()
 """
 CALLS = """
-import contextlib, io, json, sys
+import contextlib, io, json
 import yaml
 from lmms_stream import FSDP2SFTTrainer, ModelConfig, MultimodalProcessor
 from lmms_stream.errors import ConfigError
@@ -81,7 +82,7 @@ def answer(call):
             status = ended.code
     return [status, errors.getvalue()]
 
-answers = [answer(call) for call in json.load(sys.stdin)]
+answers = [answer(call) for call in json.load(open("calls.json"))]
 print(json.dumps(answers), file=open("answers.json", "w"))
 """
 DONE = (
@@ -109,8 +110,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus, tokenizer: Path, python: Path) -> Path:
-    """Files to work on, and the dataset `data`, converted in that environment."""
+def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus, tokenizer: Path) -> Path:
+    """Files to work on."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "tokenizer").symlink_to(tokenizer)
     (folder / "chats.jsonl").symlink_to(corpus.functions)
@@ -122,19 +123,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus, tokenizer: 
     (folder / "sample.json").write_text(json.dumps(chat))
     save_processor(folder / "vision")
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
-    done = run(
-        python,
-        folder,
-        *["-m", "lmms_stream", "convert", "chats.jsonl", "data", "--tokenizer", "tokenizer", "--compression", "zstd"],
-    )
-    assert done.returncode == 0, done.stderr
+    (folder / "calls.json").write_text(json.dumps([*DONE, *ASKS_FOR]))
     return folder
 
 
-def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(python), *words], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
-    )
+@pytest.fixture(scope="module")
+def ends(python: Path, folder: Path) -> dict[str, Ended]:
+    """The end of each script in that environment. `data` is the dataset of all scripts after its conversion."""
+    scripts = {
+        "import": PUBLIC,
+        "convert": command("convert", "chats.jsonl", "data", "--tokenizer", "tokenizer", "--compression", "zstd"),
+        "read": READ,
+        "train": command("train", "run.yaml"),
+        "export": command("export", "run/checkpoints/step-00000002", "model"),
+        "calls": CALLS,
+    }
+    libraries = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers", "numba")
+    return run_forks(scripts, folder, imports=libraries, python=python, environment=ENVIRONMENT)
 
 
 def test_there_are_twelve_at_most_each_with_its_reason() -> None:
@@ -143,26 +148,16 @@ def test_there_are_twelve_at_most_each_with_its_reason() -> None:
     assert all("# " in line for line in lines), lines
 
 
-@pytest.mark.parametrize("code", [PUBLIC, READ])
-def test_public_names_are_imported_and_packs_are_read(code: str, python: Path, folder: Path) -> None:
-    done = run(python, folder, "-c", code)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("script", ["import", "convert", "read", "train", "export"])
+def test_public_names_are_imported_packs_are_read_and_a_model_is_trained_and_exported(
+    script: str, ends: dict[str, Ended]
+) -> None:
+    assert ends[script].status == 0, ends[script].stderr
 
 
-def test_a_model_is_trained_and_exported(python: Path, folder: Path) -> None:
-    for command in ("train run.yaml", "export run/checkpoints/step-00000002 model"):
-        done = run(python, folder, "-m", "lmms_stream", *command.split())
-        assert done.returncode == 0, done.stderr
-
-
-def test_commands_work_or_name_the_extra_that_they_need(python: Path, folder: Path) -> None:
-    calls = [*DONE, *ASKS_FOR]
-    done = subprocess.run(
-        [str(python), "-c", CALLS], cwd=folder, env=ENVIRONMENT, input=json.dumps(calls), capture_output=True,
-        text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answers = dict(zip(calls, json.loads((folder / "answers.json").read_text()), strict=True))
+def test_commands_work_or_name_the_extra_that_they_need(ends: dict[str, Ended], folder: Path) -> None:
+    assert ends["calls"].status == 0, ends["calls"].stderr
+    answers = dict(zip([*DONE, *ASKS_FOR], json.loads((folder / "answers.json").read_text()), strict=True))
     assert {call: answers[call] for call in DONE if answers[call][0] != 0} == {}
     wrong = {
         call: answers[call] for call, extra in ASKS_FOR.items()

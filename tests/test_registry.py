@@ -20,7 +20,15 @@ from lmms_stream.storage.storage import STORES
 from lmms_stream.train.tasks.registry import TASKS
 
 from .docs.pages import DOCS, Page
+from .forks import Ended, command, limited, run_forks
 
+pytestmark = limited
+CONVERT_AND_READ = """
+import lmms_stream
+from lmms_stream.__main__ import main
+assert not main("convert old.riddles home://riddles --engine here --workers 1".split())
+print(*(row["text"] for row in lmms_stream.StreamingDataset(local="riddles")[:]))
+"""
 LINES = "moon = it shines at night\nrain = it falls and is not hurt\n"
 PARTS = """
 import json
@@ -34,45 +42,48 @@ print(json.dumps([family_of_model("riddle_vlm").name, FAMILIES.origin("RiddlePro
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of processes that have the package."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, installed in `site`, and a file of its format."""
     folder = tmp_path_factory.mktemp("package")
     for block in Page(DOCS / "extending.md").blocks:
         if block.title:
             (folder / block.title).parent.mkdir(exist_ok=True)
             (folder / block.title).write_text(block.text)
     (folder / "old.riddles").write_text(LINES)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*command, "--target", str(folder / "site"), str(folder / "riddles")], check=True, timeout=120)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(folder / "site"), str(folder / "riddles")], check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ends(folder: Path) -> dict[str, Ended]:
+    """The end of each script in a process that has the package."""
     path = os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "HOME": str(folder)}
+    scripts = {
+        "convert": CONVERT_AND_READ,
+        "parts": PARTS,
+        "solve": command("solve", "moon"),
+        "help": command("--help"),
+    }
+    environment = {**os.environ, "PYTHONPATH": path, "HOME": str(folder)}
+    return run_forks(scripts, folder, imports=["numpy", "numba"], environment=environment)
 
 
-def run(environment: dict[str, str], *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words], env=environment, cwd=environment["HOME"], text=True, capture_output=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_format_a_kind_of_rows_a_store_and_an_engine_of_another_package(environment: dict[str, str]) -> None:
-    command = ("-m", "lmms_stream", "convert", "old.riddles", "home://riddles", "--engine", "here", "--workers", "1")
-    run(environment, *command)
-    script = "import lmms_stream; print(*(each['text'] for each in lmms_stream.StreamingDataset(local='riddles')[:]))"
-    assert run(environment, "-c", script) == "moon? it shines at night! rain? it falls and is not hurt!\n"
-    description = json.loads((Path(environment["HOME"]) / "riddles/_lmms/dataset.json").read_text())
+def test_a_format_a_kind_of_rows_a_store_and_an_engine_of_another_package(ends: dict[str, Ended], folder: Path) -> None:
+    assert ends["convert"].status == 0, ends["convert"].stderr
+    assert ends["convert"].stdout.splitlines()[-1:] == ["moon? it shines at night! rain? it falls and is not hurt!"]
+    description = json.loads((folder / "riddles/_lmms/dataset.json").read_text())
     assert description["schema"] == "text"
 
 
-def test_a_task_and_a_family_of_another_package(environment: dict[str, str]) -> None:
-    assert json.loads(run(environment, "-c", PARTS)) == ["Riddle VLM", "riddles 1.0", [0.0, 100.0]]
+def test_a_task_and_a_family_of_another_package(ends: dict[str, Ended]) -> None:
+    assert ends["parts"].status == 0, ends["parts"].stderr
+    assert json.loads(ends["parts"].stdout) == ["Riddle VLM", "riddles 1.0", [0.0, 100.0]]
 
 
-def test_a_command_of_another_package_is_in_the_overview(environment: dict[str, str]) -> None:
-    assert run(environment, "-m", "lmms_stream", "solve", "moon") == "moon is solved\n"
-    overview = run(environment, "-m", "lmms_stream", "--help")
-    assert "added by other packages:\n  solve" in overview
+def test_a_command_of_another_package_is_in_the_overview(ends: dict[str, Ended]) -> None:
+    assert ends["solve"].stdout == "moon is solved\n", ends["solve"].stderr
+    assert "added by other packages:\n  solve" in ends["help"].stdout, ends["help"].stderr
 
 
 @pytest.mark.parametrize("parts", [TASKS, FAMILIES, STORES, ENGINES, COMMANDS], ids=lambda parts: str(parts.group))

@@ -19,7 +19,6 @@ from lmms_stream.converters.sources.lists import list_entries
 from lmms_stream.errors import ConfigError, LmmsStreamError
 from lmms_stream.yaml_text import read_yaml, write_yaml
 
-from .arrows import files, imports
 from .rounds import rounds
 from .strategies import examples
 
@@ -79,10 +78,6 @@ def test_json_is_read_as_json_and_what_is_written_is_read_by_old_readers_too(val
     assert read_yaml(json.dumps(value).replace("Infinity", ".inf")) == value
     assert read_yaml(write_yaml(value)) == value
     assert yaml.safe_load(write_yaml(value)) == value
-
-
-def test_no_other_module_reads_or_writes_yaml() -> None:
-    assert [module for module in files() if "yaml" in imports(module)[1]] == ["lmms_stream.yaml_text"]
 
 
 def bomb(first: str, then: str) -> str:

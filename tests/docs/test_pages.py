@@ -15,6 +15,7 @@ from lmms_stream.config import build_config
 from lmms_stream.train.run_config import RunConfig
 
 from ..conftest import last_words
+from ..jobs.launcher import run_job
 from ..processes import run_module
 from ..rounds import LONG
 from .pages import ROOT, Block, Page, pages
@@ -63,25 +64,30 @@ def run_block(block: Block, folder: Path, python: Session, *, source: str) -> No
 
 
 def run(command: str, folder: Path) -> None:
-    """As a shell would; programs of ours in a process that has their imports, unless rounds are long."""
+    """As a shell would; programs of ours in processes that have their imports, unless rounds are long."""
     words = shlex.split(command)
     if words[0] == "make":  # each is what this test is part of, or has a test of its own
         return
-    if (
-        not LONG
-        and words[0] in ("lmms-stream", "python")
-        and "--nproc" not in words
-        and not set(words) & {"|", ">", "&&"}
-    ):
+    if LONG or set(words) & {"|", ">", "&&", "--nproc"}:
+        done = run_in_shell(command, folder)
+    elif words[0] == "torchrun":  # jobs/test_torchrun.py and jobs/test_launcher.py show what torchrun itself does
+        option, number, _, module, *arguments = words[1:]
+        assert option == "--nproc-per-node"
+        done = run_job(int(number), module, *arguments, timeout_s=COMMAND_S, cwd=folder)
+    elif words[0] in ("lmms-stream", "python"):
         program, *arguments = words[1:] if words[0] == "python" else ["lmms_stream", *words[1:]]
         done = run_module(program, *arguments, timeout_s=COMMAND_S, cwd=folder)
     else:
-        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200"}
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=COMMAND_S,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        done = run_in_shell(command, folder)
     assert done.returncode == 0, f"{command}\n{last_words(done.stdout)}\n{last_words(done.stderr)}"
+
+
+def run_in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200"}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=COMMAND_S,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
 
 
 def fragments() -> list[Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from .pages import DOCS, ROOT
+from ..processes import run_module
+from .pages import DOCS
 
 
 def made(script: str, *arguments: str) -> str:
     """What a script of docs/code prints."""
-    command = [sys.executable, str(DOCS / "code" / script), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_module(str(DOCS / "code" / script), *arguments, timeout_s=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -17,12 +17,17 @@ from pathlib import Path
 from lmms_stream.types import World
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ..processes import Job, start_module
+from ..processes import ROOT, Job, start_module
 
 
 @contextmanager
 def start_job(
-    nproc: int, module: str, *arguments: str, num_nodes: int = 1, ranks_per_node: Sequence[int] = ()
+    nproc: int,
+    module: str,
+    *arguments: str,
+    num_nodes: int = 1,
+    ranks_per_node: Sequence[int] = (),
+    cwd: Path = ROOT,
 ) -> Iterator[Job]:
     """A job of `nproc` ranks that run a module with its arguments; nothing of it is left at the end.
 
@@ -32,7 +37,7 @@ def start_job(
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="errors-") as name:
         ranks = [_of_rank(replace(world, rank=rank), port=store.port, folder=Path(name)) for rank in range(nproc)]
-        with start_module(module, arguments, ranks) as job:
+        with start_module(module, arguments, ranks, cwd=cwd) as job:
             yield job
 
 
@@ -43,9 +48,10 @@ def run_job(
     timeout_s: float,
     num_nodes: int = 1,
     ranks_per_node: Sequence[int] = (),
+    cwd: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
     """Run a job to its end, whatever its exit status."""
-    with start_job(nproc, module, *arguments, num_nodes=num_nodes, ranks_per_node=ranks_per_node) as job:
+    with start_job(nproc, module, *arguments, num_nodes=num_nodes, ranks_per_node=ranks_per_node, cwd=cwd) as job:
         return job.complete(timeout_s)
 
 

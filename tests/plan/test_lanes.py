@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from ..rounds import rounds
 from ..strategies import STRATEGIES, Lengths, chat_lengths, examples, seeds
 
+RULES: list[tuple[int, Overlong]] = [(0, "drop"), (1, "truncate"), (2, "split"), (3, "keep")]  # with their numbers
 Pack = list[tuple[int, int, int]]  # (sample id, start, length) of each segment
+
+
+def pairs_with_rules(*strategies: str) -> list[tuple[str, Overlong]]:
+    """Return strategies with rules for overlong samples: all pairs in long rounds; in short ones each once at least."""
+    every = [(strategy, rule) for strategy in strategies for _, rule in RULES]
+    return rounds([(strategies[number % len(strategies)], rule) for number, rule in RULES], every)
 
 
 class LaneCase(NamedTuple):
@@ -147,9 +154,13 @@ def test_the_packs_of_a_lane_are_those_the_plan_has_for_its_canonical_node(case:
             assert (lane.state.num_packs, lane.epoch) == (num_packs, epoch)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "overlong", "shuffle"),
+    rounds(
+        [(strategy, rule, (place + at) % 2 == 0) for place, strategy in enumerate(STRATEGIES) for at, rule in RULES],
+        [(strategy, rule, shuffle) for strategy in STRATEGIES for _, rule in RULES for shuffle in (True, False)],
+    ),
+)
 def test_each_strategy_and_rule_for_overlong_samples_packs_as_the_plan_does(
     strategy: str, overlong: Overlong, shuffle: bool
 ) -> None:
@@ -225,8 +236,7 @@ def check_passed_over(case: LaneCase, known: LaneCase, number: int, is_bad: NDAr
     assert resumed.state == uninterrupted.state
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
-@pytest.mark.parametrize("strategy", ["best_fit", "even_fit", "next_fit", "window_7"])
+@pytest.mark.parametrize(("strategy", "overlong"), pairs_with_rules("best_fit", "even_fit", "next_fit", "window_7"))
 def test_a_lane_can_be_stopped_after_every_single_pack(strategy: str, overlong: Overlong) -> None:
     case = small_case(strategy=strategy, overlong=overlong)
     expected = case.plan_packs(1, 0) + case.plan_packs(1, 1)
@@ -237,8 +247,7 @@ def test_a_lane_can_be_stopped_after_every_single_pack(strategy: str, overlong: 
         state = through_json(lane.state)
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
-@pytest.mark.parametrize("strategy", ["best_fit", "next_fit", "window_16"])
+@pytest.mark.parametrize(("strategy", "overlong"), pairs_with_rules("best_fit", "next_fit", "window_16"))
 def test_a_lane_measures_a_window_at_a_time_and_at_most_a_window_again(strategy: str, overlong: Overlong) -> None:
     case = small_case(strategy=strategy, overlong=overlong, window=16)
     kept = case.lengths <= (1024 if overlong == "drop" else 2000)
@@ -284,8 +293,7 @@ def test_expected_is_the_length_of_the_whole_sample() -> None:
     assert split
 
 
-@pytest.mark.parametrize("overlong", ["drop", "truncate", "split", "keep"])
-@pytest.mark.parametrize("strategy", rounds(STRATEGIES[::3], STRATEGIES))
+@pytest.mark.parametrize(("strategy", "overlong"), pairs_with_rules(*rounds(STRATEGIES[::3], STRATEGIES)))
 def test_overlong_samples_are_counted_as_the_plan_counts_them_however_often_a_lane_stops(
     strategy: str, overlong: Overlong
 ) -> None:

@@ -170,7 +170,7 @@ def test_a_state_goes_on_anywhere_and_skips_find_packs_and_lengths_agree(run: Ru
     assert found.step == steps[at][0].step
 
 
-@examples(60)
+@examples(40)
 @given(run=RUNS)
 def test_the_packs_left_are_the_packs_that_come(run: Run) -> None:
     steps = _steps(run, most=200)

@@ -451,13 +451,13 @@ def test_packs_are_the_same_however_few_of_them_are_kept(case: PlanCase, kept: i
 def test_blocks_of_many_windows_are_replayed_in_stretches_alike(strategy: str, overlong: Overlong) -> None:
     rng = np.random.default_rng(1)
     case = PlanCase(
-        np.minimum(rng.geometric(1 / 150, 120_000), 3000),
-        [40_000] * 3,
-        OrderConfig(num_canonical_nodes=2, shuffle_block_size=50_000),
-        PackingConfig(packing_length=1024, strategy=strategy, window=5000, overlong=overlong),
+        np.minimum(rng.geometric(1 / 150, 60_000), 3000),
+        [20_000] * 3,
+        OrderConfig(num_canonical_nodes=2, shuffle_block_size=25_000),
+        PackingConfig(packing_length=1024, strategy=strategy, window=2500, overlong=overlong),
     )
     expected = all_packs(case.plan(), 0)
-    for kept in (9000, 60_000):
+    for kept in (4500, 30_000):
         plan = case.plan(kept_segments=kept)
         assert_alike(all_packs(plan, 0), expected)
         middle = plan.num_packs(0) // 2

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.processors.tokenizers import ByteTokens, FastTokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Sequence, Split, WhitespaceSplit
+
+from ..strategies import examples
 
 WORDS = "def read(self, size: int) -> bytes:\n    return 12345 + naïve café 中文字符 é\n\n\t<|end|> a  b   c"
 CUT = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
@@ -90,7 +92,7 @@ def test_spans_are_those_that_the_tokenizer_says(name: str, monkeypatch: pytest.
     by_offsets.__dict__["_byte_tokens"] = None
     num_told = 0
 
-    @settings(max_examples=300, deadline=None)
+    @examples(360, many=1200)
     @given(text=texts.filter(bool), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         nonlocal num_told

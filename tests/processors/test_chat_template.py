@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
@@ -22,6 +22,8 @@ from lmms_stream.processors.text import TextProcessor
 from lmms_stream.processors.tokenizers import FastTokenizer, load_tokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ..strategies import examples
 
 END = "{{ message['content'] }}<|end|>"
 TEMPLATES = {
@@ -79,7 +81,7 @@ def test_tokens_and_what_is_learnt_are_those_of_transformers(tokenizer: Path, na
     theirs = with_template(tokenizer, TEMPLATES[name])
     ours = ChatProcessor(theirs)
 
-    @settings(max_examples=150, deadline=None)
+    @examples(120)
     @given(messages=chats, tools=tool_lists)
     def check(messages: list[dict[str, Any]], tools: Any) -> None:
         expected: Any = theirs.apply_chat_template(

@@ -73,7 +73,7 @@ def theirs_of(made: Made, turns: list[tuple[str, list[Any]]], **options: Any) ->
 def test_what_is_measured_of_sounds_is_made_and_is_what_transformers_makes(family: str, made: dict[str, Made]) -> None:
     ours = made[family].ours()
     rng = np.random.default_rng(len(family))
-    for number in range(rounds(10, 300)):
+    for number in range(rounds(5, 300)):
         # Qwen3-Omni's own counts depend on the other clips of a call, so it is asked for one at a time.
         num_clips = 1 if family == "qwen3_omni" else int(rng.integers(1, 4))
         lengths = rng.integers(1000, (SECONDS + 1) * 16000, num_clips)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import LmmsStreamError, ShardError
 from lmms_stream.loader.collate import collate
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from streaming import MDSWriter
 
 from ..conftest import write_tokens
+from ..strategies import examples
 
 Ids = NDArray[np.int64]
 
@@ -74,7 +75,7 @@ def fill(shard: Shard, indices: list[int], starts: list[int], lengths: list[int]
     return rows, TokensProcessor().fill_packs(shard.info.columns, addresses, segments, written)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_any_segments_of_any_samples_are_written_as_process_and_collate_do(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -120,7 +121,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
 def test_damaged_bytes_never_leave_the_sample(
     small: Path, flips: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from lmms_stream.errors import CheckpointError, ConfigError, CursorError, DataEr
 from lmms_stream.rl import RolloutDataSource, RolloutDataSourceWithBuffer, Sample, add_data_arguments
 from PIL import Image
 
+from ..processes import run_module
 from .rows import prompts, write_lines
 
 STATE = "dataset/global_dataset_state_dict_"
@@ -310,10 +309,11 @@ for rollout in range(int(sys.argv[2]), int(sys.argv[3])):
 def test_a_killed_run_goes_on_with_the_same_groups(rows: Path, tmp_path: Path) -> None:
     def run(name: str, first: int, killed_at: int) -> tuple[int, list[str]]:
         options = arguments(rows, tmp_path / name, use_streaming_dataset=True, rollout_shuffle=True)
-        command = [sys.executable, "-c", KILLED, json.dumps(vars(options)), str(first), "9", str(killed_at)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        result = run_module(str(script), json.dumps(vars(options)), str(first), "9", str(killed_at), timeout_s=240)
         return result.returncode, result.stdout.splitlines()
 
+    script = tmp_path / "killed_run.py"
+    script.write_text(KILLED)
     status, expected = run("whole", 0, -1)
     assert (status, len(expected)) == (0, 9)
     status, before = run("killed", 0, 5)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.converters.sources.sources import open_sources
 from lmms_stream.doors.relax.cursor import BLOCK, SMALL, Permutation
@@ -31,6 +31,7 @@ from streaming import MDSWriter
 from transformers import AutoTokenizer
 
 from ..rounds import rounds
+from ..strategies import examples
 from .rows import KINDS, prompt, prompts, write_as, write_lines, write_parquet, write_shards
 
 NUM_ROWS = 100
@@ -97,7 +98,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(64)
 @given(
     steps=steps,
     kind=st.sampled_from(KINDS),
@@ -391,10 +392,11 @@ def test_lines_of_all_kinds_of_white_space_are_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("longest", [10, 40_000, 3_000_000])
 def test_lines_of_any_length_are_found_in_any_order(longest: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(longest)
-    texts = ["é" * int(length) + "x" for length in rng.integers(0, longest, 60 if longest > 10**6 else 300)]
+    num_rows, num_asked = (16, 30) if longest > 10**6 else (300, 100)
+    texts = ["é" * int(length) + "x" for length in rng.integers(0, longest, num_rows)]
     path = write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
     lazy = StreamingDataset(path, prefetch_max_cached=0, buffer_size=0)
-    for numbers in (rng.permutation(len(texts)), rng.integers(0, len(texts), 100), np.arange(len(texts))):
+    for numbers in (rng.permutation(len(texts)), rng.integers(0, len(texts), num_asked), np.arange(len(texts))):
         found = lazy._outcomes(numbers)
         assert all(
             isinstance(each, Sample) and each.prompt == texts[at] for each, at in zip(found, numbers, strict=True)
@@ -664,7 +666,7 @@ def test_parquet_in_a_store_and_lines_beyond_the_limit_are_read_by_ranges(
 
 
 @given(num_rows=st.integers(1, 3 * SMALL), seed=st.integers(0, 5), epoch=st.integers(0, 5))
-@settings(max_examples=25, deadline=None)
+@examples(40)
 def test_an_order_has_each_row_once(num_rows: int, seed: int, epoch: int) -> None:
     order = Permutation(num_rows, seed=seed, epoch=epoch)
     rows = order(np.arange(num_rows))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.rl import RolloutDataSource, RolloutDataSourceWithBuffer, RolloutManager, Sample
 
 from ..conftest import last_words
+from ..processes import run_module
 from ..rounds import rounds
 from .rows import prompts, write_lines
 
@@ -290,13 +289,13 @@ def test_killed_actors_and_killed_runs_lose_no_prompts_and_repeat_none(
     num_actors: int, rows: Path, tmp_path: Path
 ) -> None:
     def run(killed_at: int) -> list[str]:
-        command = [sys.executable, "-c", ACTORS, str(rows), str(tmp_path), str(num_actors), "8", str(killed_at)]
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, start_new_session=True
-        )
+        words = (str(rows), str(tmp_path), str(num_actors), "8", str(killed_at))
+        result = run_module(str(script), *words, timeout_s=240)
         assert result.returncode == (0 if killed_at < 0 else -9), last_words(result.stdout + result.stderr)
         return result.stdout.splitlines()
 
+    script = tmp_path / "actors.py"
+    script.write_text(ACTORS)
     (tmp_path / "dataset").mkdir()
     before, after = run(killed_at=4), run(killed_at=-1)
     assert (tmp_path / "killed").exists()  # an actor was; of several, the run can be killed before it notices

@@ -9,11 +9,11 @@ import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import distribution
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from lmms_stream.errors import DataError
@@ -24,7 +24,10 @@ from lmms_stream.processors.media.resize import resize
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 
-PHOTOGRAPH = (Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg").read_bytes()
+# Found without an import of matplotlib, which takes half a second in each process that collects tests.
+PHOTOGRAPH = Path(
+    str(distribution("matplotlib").locate_file("matplotlib/mpl-data/sample_data/grace_hopper.jpg"))
+).read_bytes()
 # Of a photograph that is decoded at a fraction of its size, against one decoded whole and resized: levels of 255.
 FRACTION_TOLERANCE = {1.0: 2.0, 1.1: 2.5, 1.5: 1.5, 1.95: 1.0}  # decoded pixels for one of the target, along a side
 

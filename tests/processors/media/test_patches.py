@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
 from lmms_stream.processors.media.patches import to_patches
@@ -17,6 +17,8 @@ from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoP
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
 from tests.versions import by_pillow
+
+from ...strategies import examples
 
 CLIP: dict[str, Any] = {
     "mean": [0.48145466, 0.4578275, 0.40821073],
@@ -45,7 +47,7 @@ def slow(frames: NDArray[np.uint8], *, cut: dict[str, Any], values: dict[str, An
     return np.asarray(patches.reshape(-1, 3 * group * size))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(80)
 @given(
     rows=st.integers(1, 4),
     columns=st.integers(1, 5),

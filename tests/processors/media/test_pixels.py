@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.processors.media.images import decode_image
 from lmms_stream.processors.media.patches import to_patches
@@ -20,6 +20,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from tests.versions import by_pillow, limits_on_pixels
 
+from ...strategies import examples
 from .test_images import encoded, photograph
 
 LIMITS = 56 * 56, 200 * 200
@@ -51,7 +52,7 @@ def differ_at_most(values: NDArray[np.float32], others: NDArray[np.float32], mos
     return bool(levels.max() <= most and levels.mean() <= mean)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(48)
 @given(
     size=st.tuples(st.integers(10, 500), st.integers(10, 500)),
     mode=st.sampled_from(["RGB", "L", "CMYK"]),

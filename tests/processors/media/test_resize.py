@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import PIL
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.processors.media.resize import Filter, resize
 from numpy.typing import NDArray
 from PIL import Image
+
+from ...strategies import examples
 
 sides = st.integers(1, 90)
 
@@ -28,7 +30,7 @@ def by_pillow(image: NDArray[np.uint8], width: int, height: int, *, filter: str 
     return np.asarray(whole.resize(between, resampling).resize((width, height), resampling))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(old=st.tuples(sides, sides), new=st.tuples(sides, sides), seed=st.integers(0, 9))
 def test_every_size_has_the_bits_of_pillows_bicubic_filter(
     old: tuple[int, int], new: tuple[int, int], seed: int
@@ -37,7 +39,7 @@ def test_every_size_has_the_bits_of_pillows_bicubic_filter(
     assert np.array_equal(resize(image, width=new[0], height=new[1]), by_pillow(image, *new))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     old=st.tuples(sides, sides), new=st.tuples(sides, sides), filter=st.sampled_from(("bilinear", "lanczos")),
     seed=st.integers(0, 9),
