@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import json
 import logging
 import resource
 import shutil
