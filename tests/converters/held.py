@@ -18,7 +18,7 @@ LIMIT_S = 120.0
 NUM_FILES, ROWS_PER_FILE = 8, 200
 HELD = 5 * ROWS_PER_FILE + 150  # a row of the sixth file, behind the first rows that tell the kind of rows
 PASS = "pass"  # the name of the file that lets the row pass
-MAP = ("--map", "own.py:hold")
+MAP = ("--map", "holding.py:hold")
 OWN_CODE = f"""
 import time
 from pathlib import Path
@@ -37,7 +37,7 @@ def chat(number: int) -> dict[str, Any]:
 
 def write_held_chats(folder: Path) -> list[bytes]:
     """Write the code that holds a row into `folder`; return the content of files of chats, each a unit."""
-    (folder / "own.py").write_text(OWN_CODE)
+    (folder / "holding.py").write_text(OWN_CODE)
     lines = [json.dumps(chat(number)) + "\n" for number in range(NUM_FILES * ROWS_PER_FILE)]
     return ["".join(lines[n * ROWS_PER_FILE : (n + 1) * ROWS_PER_FILE]).encode() for n in range(NUM_FILES)]
 

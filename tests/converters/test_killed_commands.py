@@ -74,7 +74,7 @@ class Killed:
 
 
 NUM_OLD = 30
-ONCE: dict[str, Any] = {"num_workers": 1, "map": "own.py:hold", "shard_bytes": 16 << 10}
+ONCE: dict[str, Any] = {"num_workers": 1, "map": "holding.py:hold", "shard_bytes": 16 << 10}
 DROPPED = range(7, ROWS_PER_FILE * NUM_FILES, 11)
 KILLED = {
     "converts": Killed(num_workers=2),
