@@ -30,6 +30,8 @@ from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
 from .rounds import LONG
 
+gc.disable()  # until all tests are imported: nothing is left to collect
+
 # Files that take long, by the start of their names: the longest first.
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "docs/test_pages", "jobs/", "mds/", "converters/")
 TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
@@ -44,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Leave imported modules out of all collections."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

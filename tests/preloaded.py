@@ -6,6 +6,8 @@ thread.
 
 from __future__ import annotations
 
+import gc
+
 import boto3  # noqa: F401
 import lmms_stream.config
 import lmms_stream.doors.huggingface.trainer
@@ -28,3 +30,4 @@ import tests.processes  # noqa: F401
 pack(np.arange(1, 9, dtype=np.int32), config=PackingConfig(packing_length=16))
 pydantic.TypeAdapter(RunConfig)
 _new_session().client("s3", region_name="us-east-1")  # parses the descriptions of S3, which forked processes share
+gc.freeze()  # a collection in a fork would copy the pages of all these modules
