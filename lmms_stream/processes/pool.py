@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +30,7 @@ from .fork_server import check_main_guard, start_context
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_SLOW = ("transformers.models.auto.tokenization_auto", "transformers.models.auto.processing_auto")  # to import
+_READS_BY_TRANSFORMERS, _SLOW = b"lmms_stream.processors.families.installed", "transformers.models.auto.processing_auto"
 _ENDS_S = 10.0  # until a killed worker, or a worker with a closed pipe, has ended
 Job = Callable[[Task, Callable[[int], None]], Result]  # function of a task and of a callback for progress
 
@@ -199,8 +198,8 @@ class _Workers:
     """
 
     def __init__(self, job: Any, pickled: bytes, num_workers: int):
-        # The server imports the workers' modules once: the job's module, and slow modules imported by this process.
-        self._needed = [type(job).__module__, *(name for name in _SLOW if name in sys.modules)]
+        # The server imports the workers' modules once: the job's module, and the slow one that its processor needs.
+        self._needed = [type(job).__module__, *([_SLOW] if _READS_BY_TRANSFORMERS in pickled else [])]
         self._told = (pickled, dict(os.environ))
         self._num_workers = num_workers
         self._workers: dict[connection.Connection, BaseProcess] = {}
