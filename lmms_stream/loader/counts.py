@@ -29,14 +29,14 @@ class MakeCounts(NamedTuple):
     the pack in the making, 0 between packs. Both are moments of the machine's monotonic clock.
     """
 
-    num_packs: int = 0
-    num_samples: int = 0
-    making_us: int = 0
-    reading_us: int = 0
-    slowest_us: int = 0
-    slowest_id: int = 0
-    slowest_at_us: int = 0
-    begun_us: int = 0
+    num_packs: int
+    num_samples: int
+    making_us: int
+    reading_us: int
+    slowest_us: int
+    slowest_id: int
+    slowest_at_us: int
+    begun_us: int
 
     @property
     def with_begun(self) -> MakeCounts:

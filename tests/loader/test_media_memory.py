@@ -101,6 +101,17 @@ def test_a_block_is_lent_again_when_the_last_tensor_in_it_is_gone() -> None:
     assert blocks.take(8000).data.ctypes.data in first
 
 
+def test_a_tensor_that_was_received_leaves_no_file_open() -> None:
+    blocks, counts = SharedBlocks(), []
+    for _ in range(3):
+        received = sent(torch.arange(1000), blocks)
+        assert received.sum() == 499_500
+        del received
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - quick, and its own file closed
+    assert counts[1:] == counts[:-1]
+
+
 def test_a_block_that_is_too_small_makes_way_for_a_larger_one() -> None:
     blocks = SharedBlocks()
     for size in (1000, 5000, 3000, 5000):

@@ -58,6 +58,26 @@ def test_what_a_reader_waits_for_comes_before_what_was_requested() -> None:
     assert fetched.index(99) <= 1
 
 
+def test_a_shard_that_a_reader_has_taken_waits_its_turn_when_it_is_requested_again() -> None:
+    fetched: list[int] = []
+    go, begun = threading.Event(), threading.Event()
+
+    def fetch(shard_id: int) -> Path:
+        fetched.append(shard_id)
+        if shard_id == 0:
+            begun.set()
+            go.wait(20)
+        return Path(str(shard_id))
+
+    ahead = prefetcher(fetch, threads=1, ahead=8)
+    ahead.take(2)
+    ahead.request([0, 1, 2])
+    assert begun.wait(20)
+    go.set()
+    assert [ahead.take(shard_id) for shard_id in range(3)] == [Path(str(n)) for n in range(3)]
+    assert fetched == [2, 0, 1, 2]
+
+
 def test_several_are_fetched_at_once() -> None:
     together = threading.Barrier(3, timeout=20)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -121,7 +122,9 @@ def test_an_output_folder_that_is_used_again_leaves_out_what_is_bad_in_its_own_d
     assert not {1, 2} & {each.sample_id for each in LeftOut.load(trainer.counts.left_out).samples}
 
 
-def test_a_line_that_the_disk_takes_in_part_is_an_error_and_the_next_line_replaces_it(tmp_path: Path) -> None:
+def test_a_line_that_the_disk_takes_in_part_is_an_error_and_the_next_line_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sample = LeftOutSample("data", 5, "damaged", 4, "quarantined")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
@@ -130,7 +133,10 @@ def test_a_line_that_the_disk_takes_in_part_is_an_error_and_the_next_line_replac
             append_left_out(tmp_path, sample, dataset="one", rank=0, worker=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
     append_left_out(tmp_path, sample, dataset="one", rank=0, worker=0)
+    assert synced == [(tmp_path / "rank-0-worker-0.jsonl").stat().st_ino]
     (line,) = (tmp_path / "rank-0-worker-0.jsonl").read_text().splitlines()
     assert json.loads(line)["sample_id"] == 5
 

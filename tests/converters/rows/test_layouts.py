@@ -19,6 +19,7 @@ from lmms_stream.converters.rows.kinds import KINDS
 from lmms_stream.converters.rows.mapper import Mapper, find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.rows.schemas import MESSAGES, PREFERENCE, TEXT
+from lmms_stream.converters.rows.speakers import readings_of
 from lmms_stream.errors import DataError
 from lmms_stream.processors.base import or_error
 from streaming import StreamingDataset
@@ -49,6 +50,12 @@ def mapper_by_remedies(rows: Sequence[Row]) -> tuple[Mapper | None, str]:
             )
             options = SchemaOptions(columns={**options.columns, **columns}, tags=tags or options.tags)
     return None, told
+
+
+def test_the_only_key_beside_the_speakers_holds_the_content_whatever_its_name() -> None:
+    messages = [{"from": "human", "zz": "hello"}, {"from": "gpt", "zz": "hi"}]
+    assert [each["content_tag"] for each in readings_of(messages)] == ["zz"]
+    assert readings_of([{**each, "yy": each["zz"]} for each in messages]) == []
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

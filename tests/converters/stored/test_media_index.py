@@ -58,6 +58,9 @@ def test_patches_and_tokens_of_each_kind_are_kept_beside_the_lengths(tmp_path: P
     assert isinstance(index.patches, np.memmap)
     assert index.patches.dtype == np.uint32
     assert index.patches.tolist() == [each.patches for each in wanted]
+    copy = PackedStreamingDataset(folder, tmp_path / "local", processor=MediaWords()).length_index()
+    assert copy.patches is not None
+    assert copy.patches.tolist() == index.patches.tolist()
     of_media = {kind: sum(getattr(each, f"{kind}_tokens") for each in wanted) for kind in ("image", "video", "audio")}
     assert min(of_media["image"], of_media["video"]) > 0
     assert index.num_tokens_of == {"text": index.num_tokens - sum(of_media.values()), **of_media}

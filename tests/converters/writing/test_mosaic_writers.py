@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -22,6 +23,8 @@ import xxhash
 from lmms_stream.converters.writing.mosaic_writers import Writer
 from lmms_stream.errors import ConfigError, DataError, StorageError, TargetExistsError
 from lmms_stream.storage.storage import open_storage
+from streaming.base.format.base.writer import Writer as MosaicWriter
+from streaming.base.storage.upload import CloudUploader
 from torch.utils.data import DataLoader
 
 FILES = json.loads(Path(__file__).with_name("mosaic_files.json").read_text())
@@ -210,6 +213,14 @@ def test_settings_that_fit_nothing_are_named(make: Callable[[Path], Writer], mes
     with pytest.raises(ConfigError, match=message):
         make(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_are_not_said_are_those_of_mosaicmls_writers() -> None:
+    ours, theirs = (inspect.signature(writer.__init__).parameters for writer in (Writer, MosaicWriter))
+    uploads = inspect.signature(CloudUploader.__init__).parameters  # what its writers pass on
+    for name, setting in ours.items():
+        if setting.kind is setting.KEYWORD_ONLY and name not in ("columns", "max_workers"):
+            assert setting.default == (uploads if name not in theirs else theirs)[name].default, name
 
 
 def test_a_sample_that_does_not_fit_is_not_written_and_others_are(tmp_path: Path) -> None:
