@@ -17,6 +17,7 @@ from lmms_stream.train.run.distributed import (
     gather,
     group_timeout_s,
     init_distributed,
+    seed_step,
     takes_cpu_tensors,
     tell_of_restarts,
     within,
@@ -124,3 +125,11 @@ def test_what_waits_for_too_long_is_left_to_it_and_what_fails_is_raised() -> Non
 
     with pytest.raises(TimeoutError, match="theirs"):
         within(20, fail, what="connecting")
+
+
+def test_each_step_of_each_group_of_ranks_has_random_numbers_of_its_own() -> None:
+    seeds = set()
+    for seed, step, group in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 0), (1, 2, 3)]:
+        seed_step(seed, step=step, group=group)
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 4
