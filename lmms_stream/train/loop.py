@@ -263,9 +263,10 @@ class Loop:
         )
         trainer.callbacks.call("on_step_end")
         trainer.callbacks.agree()
-        ends_epoch = self._is_over or self._num_epochs > self._begun_epochs
-        trainer.counts.evaluation_pending = ends_epoch and self._flow.evaluates_epoch(
-            trainer.callbacks.control, epoch=trainer.data.epoch
+        trainer.counts.evaluation_pending = (
+            trainer.config.eval_steps == "epoch"
+            and (self._is_over or self._num_epochs > self._begun_epochs)
+            and self._flow.evaluates_epoch(trainer.callbacks.control, epoch=trainer.data.epoch)
         )
         self._do_what_is_due(is_stopped=is_stopped)
 
@@ -278,7 +279,7 @@ class Loop:
             self.log()
         if callbacks.control.should_evaluate:
             if callbacks.control.should_save:  # the evaluation may take long, and be killed
-                self._write()
+                self._save(tells=False)
             self._evaluate()
         if callbacks.control.should_save:
             self._save()
@@ -354,29 +355,25 @@ class Loop:
             self._flow.new_best(trainer.callbacks.control)
         trainer.callbacks.agree()
 
-    def _write(self) -> None:
-        """Begin to save the finished steps, unless they are saved."""
+    def _save(self, *, tells: bool = True) -> None:
+        """Begin to save the finished steps, unless they are saved. tells: call on_save, after any evaluation."""
         trainer = self.trainer
         self._clock.restart()
         self.read()
-        if self._saved != self._step:
-            self._saved = self._step
-            if trainer.best.step == self._step:
-                trainer.best.checkpoint = trainer.saver.where(self._step)
-            with trainer.phases.doing("save"), trainer.meter.aside():
+        with trainer.phases.doing("save"), trainer.meter.aside():
+            if self._saved != self._step:
+                self._saved = self._step
+                if trainer.best.step == self._step:
+                    trainer.best.checkpoint = trainer.saver.where(self._step)
                 part = trainer.run_log.part(self._step)
                 trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step, beside=part)
-
-    def _save(self) -> None:
-        """Write a checkpoint, if needed, and tell the callbacks, after an evaluation of the same step."""
-        trainer = self.trainer
-        trainer.callbacks.control.should_save = False
-        self._write()
-        with trainer.phases.doing("save"), trainer.meter.aside():
-            if trainer.callbacks.listens("on_save"):
-                trainer.saver.wait()
-            trainer.callbacks.call("on_save")
-        trainer.callbacks.agree()
+            if tells:
+                trainer.callbacks.control.should_save = False
+                if trainer.callbacks.listens("on_save"):
+                    trainer.saver.wait()
+                trainer.callbacks.call("on_save")
+        if tells:
+            trainer.callbacks.agree()
 
     def _output(self) -> TrainOutput:
         """Return the output of transformers' Trainer, for the steps of this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from .run.schedules import Schedule, build_scheduler, num_kept
 from .run.settings import Packed, TrainConfig
 from .tasks.causal import losses_of_function
 from .tasks.preference import StepPasses
-from .tasks.reference import FrozenWeights, Reference, StoredLogProbs, StoredReference, folder_of
+from .tasks.reference import FrozenWeights, Reference, StoredLogProbs, StoredReference, folder_of, own_folder
 from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
 
@@ -411,20 +411,24 @@ def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name:
         shape=(core.num_samples, trainer.task.num_answers),  # type: ignore[attr-defined]  # a PreferenceTask has it
     )
     told: tuple[Any, Any] = (None, None)
-    if dist.get_rank() == 0:
-        try:
-            whole = files.read()
-            told = whole, files.begin() if whole is None else None
-        except (LmmsStreamError, OSError) as error:
-            told = error, None
-    whole, known = from_rank_0(told)
-    if isinstance(whole, Exception):
-        raise whole
-    if whole is None:
-        loader = trainer.data.eval_loader(name, dataset)
-        check_evaluated(loader)
-        with trainer.phases.doing("measure"):
-            whole = _measured(trainer, frozen, files, known=known, packs=loader)
+    with ExitStack() as held:
+        if dist.get_rank() == 0:
+            try:
+                whole = files.read()
+                if whole is None:
+                    files = held.enter_context(files.owned(own_folder(Path(trainer.config.output_dir))))
+                    whole = files.read()  # another run may have just measured them
+                told = whole, files.begin() if whole is None else None
+            except (LmmsStreamError, OSError) as error:
+                told = error, None
+        whole, known = from_rank_0(told)
+        if isinstance(whole, Exception):
+            raise whole
+        if whole is None:
+            loader = trainer.data.eval_loader(name, dataset)
+            check_evaluated(loader)
+            with trainer.phases.doing("measure"):
+                whole = _measured(trainer, frozen, files, known=known, packs=loader)
     values: NDArray[np.float32] = whole
     return values
 

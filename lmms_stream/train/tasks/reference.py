@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,7 +22,7 @@ from ...errors import CheckpointError, ConfigError
 from ...processors.base import IGNORED_LABEL
 from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
-from ...storage.locks import temporary_name
+from ...storage.locks import locked, temporary_name
 from ...storage.storage import Storage
 from ...types import Batch
 from ..model.adapters import adapter_of, add_tensor, without_adapter
@@ -180,6 +180,21 @@ class StoredLogProbs:
             raise self._damaged(self.path, "its values are not those that were written")
         return values
 
+    @contextmanager
+    def owned(self, elsewhere: Path) -> Iterator[StoredLogProbs]:
+        """Own the files while they are measured. Yield them, or files of this run if another process measures these.
+
+        elsewhere: a folder of this run. Several runs share a dataset, and each would rename the others' files.
+        """
+        with disk_errors(str(self.folder)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            try:
+                is_ours = held.enter_context(locked(self.path.with_suffix(".lock"), timeout_s=0)) is not None
+            except OSError:  # a file system without locks
+                is_ours = True
+            yield self if is_ours else replace(self, folder=elsewhere)
+
     def begin(self) -> NDArray[np.float32]:
         """Return the values measured so far, NaN elsewhere; create the file if missing."""
         if self._part.exists():
@@ -237,6 +252,11 @@ def folder_of(storage: Storage, *, output_dir: Path) -> Path:
     """
     if isinstance(storage, LocalStorage) and os.access(storage.folder, os.W_OK):
         return storage.folder / REFERENCE_FOLDER
+    return own_folder(output_dir)
+
+
+def own_folder(output_dir: Path) -> Path:
+    """Return the folder for log-probabilities of a single run."""
     return output_dir / "reference"
 
 
