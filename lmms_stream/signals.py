@@ -59,8 +59,9 @@ class StopSignal:
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.is_received = True
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None  # a second signal does not end the clean-up
+        if error is not None:
+            raise error
         if number != signal.SIGINT:
             return
         if not self.has_begun:

@@ -376,7 +376,7 @@ def reference_of(trainer: TrainerParts) -> Reference | None:
             "a stored reference is kept by dataset, and mixing: samples has one of all datasets: set the task's "
             "reference to model, or take mixing: packs"
         )
-    frozen = FrozenWeights(trainer.model, keeps=kind == "model")
+    frozen = FrozenWeights(trainer.model, keeps=kind == "model", vote=trainer.phases.vote)
     if kind == "model":
         return frozen
     datasets = {name: (name, each) for name, each in _training_datasets(trainer).items()}
@@ -459,8 +459,9 @@ def _measured(
                 files.add(sample_ids, values)
         mine.clear()
 
+    each_pack = trainer.phases.each_pack(packs, num_packs=len(packs), name=f"measuring {files.path.stem}")
     try:
-        for step, pack in enumerate(trainer.phases.each_pack(packs, num_packs=len(packs)), start=1):
+        for step, pack in enumerate(each_pack, start=1):
             sample_ids = pack.sample_ids.numpy()
             is_new = bool(np.isnan(known[sample_ids]).any())
             if gather([float(is_new)], world_size).any():

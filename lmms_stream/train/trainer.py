@@ -121,10 +121,10 @@ class PackedTrainer(TrainerParts):
                     self._build(found)
                 with self.saver:
                     output = self._run(found, stop, choice=choice)
-            if self.config.export and self.is_world_process_zero():  # other ranks do not wait for it
-                told = f"told to stop by a signal: step {self.step} is saved, and the same command exports it"
+            if self.config.export and self.saver.latest and self.world.rank == 0:  # other ranks do not wait for it
+                told = f"told to stop by a signal: {self.saver.latest} is saved, and the same command exports it"
                 with stop.raising(StoppedError(told)):
-                    self.saver.export()
+                    self.saver.export(self.saver.latest)
         return output
 
     def _run(self, found: Resumable | None, stop: StopSignal, *, choice: str) -> TrainOutput:

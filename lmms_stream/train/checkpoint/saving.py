@@ -242,13 +242,12 @@ class RunSaver:
         files = {name.removeprefix(f"{MODEL_FOLDER}/"): data for name, data in self._documents.items()}
         save_folder(self._model, out, files)
 
-    def export(self) -> None:
-        """Write the last saved model to output_dir/export, and the average, if any; only rank 0 calls this."""
-        if self._latest is not None:
-            trusts = is_own_code(self._model)
-            export_checkpoint(self._latest, self._export, trust_remote_code=trusts)
-            if self._args.ema_decay is not None:
-                export_checkpoint(self._latest, self._export_average, average=True, trust_remote_code=trusts)
+    def export(self, checkpoint: str) -> None:
+        """Write a checkpoint's model to output_dir/export, and the average, if any; only rank 0 calls this."""
+        trusts = is_own_code(self._model)
+        export_checkpoint(checkpoint, self._export, trust_remote_code=trusts)
+        if self._args.ema_decay is not None:
+            export_checkpoint(checkpoint, self._export_average, average=True, trust_remote_code=trusts)
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:

@@ -120,14 +120,14 @@ class Phases:
                 "same command starts again"
             )
 
-    def each_pack(self, packs: Iterable[T], *, num_packs: int) -> Iterator[T]:
-        """Yield the packs of a long phase, with a vote before each, and a line of rank 0 every LINE_S."""
+    def each_pack(self, packs: Iterable[T], *, num_packs: int, name: str) -> Iterator[T]:
+        """Yield the packs of a long phase, with a vote before each, and every LINE_S a line of rank 0 with the name."""
         told_s = time.monotonic()
         for number, pack in enumerate(packs):
             self.vote()
             if time.monotonic() - told_s >= LINE_S and dist.get_rank() == 0:
                 told_s = time.monotonic()
-                logger.info("%s: %d of %d packs of each rank are done", SAID[self.now.name], number, num_packs)
+                logger.info("%s: %d of %d packs of each rank are done", name, number, num_packs)
             yield pack
 
     def _begin(self, name: str, *, part: int = 0) -> None:

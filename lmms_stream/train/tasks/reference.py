@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,11 +98,11 @@ class Reference(Protocol):
         ...
 
 
-def weights_digest(model: PackedModel) -> str:
+def weights_digest(model: PackedModel, *, vote: Callable[[], None] = lambda: None) -> str:
     """Return the xxh3 of a sharded model's weights (names, types, shapes, numbers), equal for any number of ranks.
 
     For a model with an adapter, the digest of the base weights: they are the reference. All ranks call this; weights
-    are gathered one after another.
+    are gathered one after another, with a vote after each.
     """
     if (adapter := adapter_of(model.model)) is not None:
         return adapter.base
@@ -112,6 +112,7 @@ def weights_digest(model: PackedModel) -> str:
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         if dist.get_rank() == 0:
             add_tensor(digest, name, whole)
+        vote()
     return from_rank_0(digest.hexdigest())
 
 
@@ -303,11 +304,12 @@ class FrozenWeights:
     """A Reference: the current weights of a sharded model. All ranks create this before any update or resume.
 
     keeps: whether to copy trained weights. Without copy and adapter, the reference is valid only before an update.
+    vote: see weights_digest.
     """
 
-    def __init__(self, model: PackedModel, *, keeps: bool = True):
+    def __init__(self, model: PackedModel, *, keeps: bool = True, vote: Callable[[], None] = lambda: None):
         check_adapter(model)
-        self._model, self.digest = model, weights_digest(model)
+        self._model, self.digest = model, weights_digest(model, vote=vote)
         self._has_adapter = adapter_of(model.model) is not None
         trained = [each for each in model.parameters() if each.requires_grad] if keeps and not self._has_adapter else []
         parts = [local(each.detach()) for each in trained]
