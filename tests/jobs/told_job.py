@@ -29,6 +29,7 @@ class Told(FSDP2SFTTrainer):
 
 def main() -> int:
     trainer = trainer_of(Path(sys.argv[1]), *sys.argv[2:], kind=Told)
+    assert isinstance(trainer, Told)
     try:
         trainer.train()
     except StoppedError as stopped:

@@ -49,6 +49,12 @@ class Interrupted(FSDP2SFTTrainer):
         return super().evaluation_step(pack)
 
 
+def interrupted(config: Path) -> Interrupted:
+    trainer = trainer_of(config, kind=Interrupted)
+    assert isinstance(trainer, Interrupted)
+    return trainer
+
+
 class Killed(Interrupted):
     """Ends in the third pack of evaluations, like a run that is killed."""
 
@@ -71,7 +77,7 @@ def saved_state(output: Path) -> dict[str, Any]:
 
 def losses(output: Path) -> list[tuple[int, float]]:
     """Of all steps and evaluations, in the order of the log."""
-    return [(each["step"], each.get("eval_loss", each.get("loss"))) for each in read_log(output)]
+    return [(each["step"], each["eval_loss" if "eval_loss" in each else "loss"]) for each in read_log(output)]
 
 
 CASES: dict[str, tuple[dict[str, Any], int]] = {
@@ -88,7 +94,7 @@ def test_a_signal_in_an_evaluation_ends_it_and_a_resume_does_it_once(case: str, 
     settings, step = CASES[case]
     config = write_evaluated_run(tmp_path, **settings)
     trainer_of(config, f"train.output_dir={tmp_path / 'whole'}").train()
-    trainer = trainer_of(config, kind=Interrupted)
+    trainer = interrupted(config)
     with pytest.raises(StoppedError, match=rf"step {step} is saved, the same command .* begins with its evaluation"):
         trainer.train()
     assert (trainer.step, trainer.num_packs) == (step, 3)
@@ -116,7 +122,7 @@ def test_an_evaluation_that_a_stopped_step_owes_is_done_by_the_resumed_run(tmp_p
     config = write_evaluated_run(tmp_path, eval_steps=4)
     with pytest.raises(StoppedError, match="step 4 is saved, the same command resumes from it, and begins with its"):
         trainer_of(config, callbacks=[Told()]).train()
-    resumed = trainer_of(config, kind=Interrupted)
+    resumed = interrupted(config)
     resumed.num_packs = 3  # nothing more interrupts it
     resumed.train()
     assert [step for step, _ in losses(tmp_path / "default") if step in (4, 7)] == [4, 4, 7, 7]
@@ -124,7 +130,7 @@ def test_an_evaluation_that_a_stopped_step_owes_is_done_by_the_resumed_run(tmp_p
 
 def test_each_pack_of_an_evaluation_is_progress(tmp_path: Path) -> None:
     """Only a rank without progress stands still."""
-    trainer = trainer_of(write_evaluated_run(tmp_path, max_steps=1, eval_steps=1), kind=Interrupted)
+    trainer = interrupted(write_evaluated_run(tmp_path, max_steps=1, eval_steps=1))
     trainer.num_packs = 3
     trainer.train()
     assert len(trainer.numbers) > 3
