@@ -24,12 +24,14 @@ _GRACE_S = 30.0  # launchers kill what is left after as long
 class StopSignal:
     """Block in which stop signals only set is_received; a second Ctrl-C raises KeyboardInterrupt.
 
-    Signals reach the main thread only: a block in another thread receives nothing. A program that ignores or handles
-    SIGINT itself keeps its handler.
+    Before has_begun is set, with nothing to save, the first Ctrl-C raises KeyboardInterrupt. Signals reach the main
+    thread only: a block in another thread receives nothing. A program that ignores or handles SIGINT itself keeps its
+    handler.
     """
 
     def __init__(self) -> None:
-        self.is_received = False
+        self.is_received = self.has_begun = False
+        self._error: Exception | None = None
         self._interrupted_at: float | None = None
         self._before: dict[int, Any] = {}
 
@@ -44,10 +46,26 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def raising(self, error: Exception) -> Iterator[None]:
+        """Raise the error inside, at once, for a signal received before or inside."""
+        if self.is_received:
+            raise error
+        self._error = error
+        try:
+            yield
+        finally:
+            self._error = None
+
     def _receive(self, number: int, _: FrameType | None) -> None:
         self.is_received = True
+        error, self._error = self._error, None  # a second signal does not end the clean-up
+        if error is not None:
+            raise error
         if number != signal.SIGINT:
             return
+        if not self.has_begun:
+            raise KeyboardInterrupt
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()
             if os.environ.get("RANK", "0") == "0":

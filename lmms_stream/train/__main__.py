@@ -64,7 +64,7 @@ def _train(path: Path, overrides: Sequence[str]) -> int:
         with lost_ranks_named(prepared):
             with without_collections():
                 trainer = prepared.trainer()
-                trainer.build(None)  # for train.resume of the settings
+            trainer.around_build = without_collections
             trainer.train()
     except StoppedError as stopped:
         if prepared.rank == 0:

@@ -74,8 +74,9 @@ def _run(
         return made
 
     with evaluating(model):
+        packs = trainer.phases.each_pack(loader, num_packs=len(loader), name=f"evaluating {loader.sources[0]}")
         figures = mean_losses(
-            loader, trainer.steps, step, device=trainer.device, world=trainer.world, name=loader.sources[0]
+            packs, trainer.steps, step, device=trainer.device, world=trainer.world, name=loader.sources[0]
         )
     return figures, predictions
 

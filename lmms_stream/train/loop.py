@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from transformers.trainer_utils import TrainOutput
@@ -20,11 +21,8 @@ from .run.counts import StepReading, TrainedOn, Votes, agree
 from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
+from .run.phases import StoppedError as StoppedError  # a public name of this module
 from .trainer_state import state_of
-
-
-class StoppedError(TrainingError):
-    """The run was stopped by a signal, after saving a checkpoint."""
 
 
 class UnreadStep(NamedTuple):
@@ -55,6 +53,7 @@ class Loop:
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
         self._in_epoch = False
+        self._begun_epochs = 0  # epochs finished before the current epoch
         self._clock = SaveClock(trainer.config.save_minutes, rank=trainer.world.rank)
         self._is_time_to_save = False
 
@@ -62,7 +61,8 @@ class Loop:
         """Train to the end of the run, or until a callback ends the run."""
         trainer, num_empty = self.trainer, 0
         trainer.callbacks.begin_run()
-        trainer.callbacks.control.should_evaluate |= trainer.config.eval_on_start and bool(trainer.data.evaluations)
+        begins_with_evaluation = trainer.config.eval_on_start or trainer.counts.evaluation_pending
+        trainer.callbacks.control.should_evaluate |= begins_with_evaluation and bool(trainer.data.evaluations)
         self._do_what_is_due()
         while not self._is_over:
             self._skip()
@@ -91,7 +91,8 @@ class Loop:
             trainer.saver.wait()
             found = trainer.saver.find(best)
             assert found is not None  # a missing named checkpoint is an error
-            trainer.saver.resume(found, lambda _: None)
+            with trainer.phases.doing("resume"):
+                trainer.saver.resume(found, lambda _: None)
         output = self._output()
         trainer.callbacks.log({"step": self._step, **output.metrics})
         trainer.callbacks.call("on_train_end")
@@ -107,7 +108,8 @@ class Loop:
 
     def _run_epoch(self) -> None:
         """Do steps to the end of the epoch, or to packs to skip."""
-        callbacks, begun = self.trainer.callbacks, self._num_epochs
+        callbacks = self.trainer.callbacks
+        begun = self._begun_epochs = self._num_epochs
         if not self._in_epoch:
             self._in_epoch = True
             callbacks.control.should_epoch_stop = False
@@ -261,25 +263,40 @@ class Loop:
         )
         trainer.callbacks.call("on_step_end")
         trainer.callbacks.agree()
-        if is_stopped:
-            self._flow.stop_by_signal(trainer.callbacks.control)
-        self._do_what_is_due()
-        if is_stopped:
-            trainer.saver.wait()
-            where = trainer.saver.where(self._step)
-            remedy = f"resume from it with train.resume={where}, or train(resume_from_checkpoint=…)"
-            if self._is_automatic:
-                remedy = "the same command resumes from it"
-            raise StoppedError(f"told to stop by a signal: step {self._step} is saved, {remedy}")
+        trainer.counts.evaluation_pending = (
+            trainer.config.eval_steps == "epoch"
+            and (self._is_over or self._num_epochs > self._begun_epochs)
+            and self._flow.evaluates_epoch(trainer.callbacks.control, epoch=trainer.data.epoch)
+        )
+        self._do_what_is_due(is_stopped=is_stopped)
 
-    def _do_what_is_due(self) -> None:
+    def _do_what_is_due(self, *, is_stopped: bool = False) -> None:
         callbacks = self.trainer.callbacks
+        self.trainer.counts.evaluation_pending |= callbacks.control.should_evaluate
+        if is_stopped:
+            self._stop_run()
         if callbacks.control.should_log:
             self.log()
         if callbacks.control.should_evaluate:
+            if callbacks.control.should_save:  # the evaluation may take long, and be killed
+                self._save(tells=False)
             self._evaluate()
         if callbacks.control.should_save:
             self._save()
+
+    def _stop_run(self) -> NoReturn:
+        """Save the finished steps, unless they are saved, and raise StoppedError."""
+        trainer = self.trainer
+        if not self._step:
+            raise StoppedError("told to stop by a signal before the first step: the same command begins again")
+        self._flow.stop_by_signal(trainer.callbacks.control)
+        self._do_what_is_due()
+        trainer.saver.wait()
+        remedy = f"resume from it with train.resume={trainer.saver.latest}, or train(resume_from_checkpoint=…)"
+        if self._is_automatic:
+            remedy = "the same command resumes from it"
+        pending = ", and begins with its evaluation" if trainer.counts.evaluation_pending else ""
+        raise StoppedError(f"told to stop by a signal: step {self._step} is saved, {remedy}{pending}")
 
     def log(self) -> None:
         """Write the record of the steps since the last record, if any."""
@@ -324,29 +341,39 @@ class Loop:
         trainer.callbacks.control.should_evaluate = False
         if not trainer.data.evaluations:
             raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: pass one")
-        with trainer.phases.doing("evaluate"), trainer.meter.aside():
-            metrics = trainer.evaluate()
+        metrics: Mapping[str, float] | None = None
+        with suppress(StoppedError), trainer.phases.doing("evaluate"), trainer.meter.aside():
+            with trainer.phases.until(self._stop):
+                metrics = trainer.evaluate()
             trainer.run_log.write({"step": self._step, **metrics}, position=trainer.position)
+        if metrics is None:
+            self._stop_run()
+        trainer.counts.evaluation_pending = False
         if trainer.best.take(metrics, step=self._step):
+            if self._saved == self._step:
+                trainer.best.checkpoint = trainer.saver.latest
             self._flow.new_best(trainer.callbacks.control)
         trainer.callbacks.agree()
 
-    def _save(self) -> None:
+    def _save(self, *, tells: bool = True) -> None:
+        """Begin to save the finished steps, unless they are saved. tells: call on_save, after any evaluation."""
         trainer = self.trainer
-        trainer.callbacks.control.should_save = False
         self._clock.restart()
         self.read()
         with trainer.phases.doing("save"), trainer.meter.aside():
-            if trainer.best.step == self._step:
-                trainer.best.checkpoint = trainer.saver.where(self._step)
             if self._saved != self._step:
                 self._saved = self._step
+                if trainer.best.step == self._step:
+                    trainer.best.checkpoint = trainer.saver.where(self._step)
                 part = trainer.run_log.part(self._step)
                 trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step, beside=part)
-            if trainer.callbacks.listens("on_save"):
-                trainer.saver.wait()
-            trainer.callbacks.call("on_save")
-        trainer.callbacks.agree()
+            if tells:
+                trainer.callbacks.control.should_save = False
+                if trainer.callbacks.listens("on_save"):
+                    trainer.saver.wait()
+                trainer.callbacks.call("on_save")
+        if tells:
+            trainer.callbacks.agree()
 
     def _output(self) -> TrainOutput:
         """Return the output of transformers' Trainer, for the steps of this process."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..mds.core import core_of, opens_loader
 from ..processors.base import processor_fingerprint
 from ..registry import imported
 from ..types import Batch, World
-from .checkpoint.saving import RunSaver
+from .checkpoint.saving import RunOwner, RunSaver
 from .data import RunData, check_evaluated, eval_source
 from .inputs import Functions, RunInputs
 from .model.build import ModelConfig
@@ -39,13 +39,13 @@ from .run.distributed import cpu_group, from_rank_0, gather
 from .run.flow import Best
 from .run.mesh import Meshes, build_meshes
 from .run.optimizers import Average, adopt_optimizer, build_optimizer, groups_of, names_of_parameters
-from .run.phases import Phases
+from .run.phases import Phases, StoppedError
 from .run.precision import set_tf32
 from .run.schedules import Schedule, build_scheduler, num_kept
 from .run.settings import Packed, TrainConfig
 from .tasks.causal import losses_of_function
 from .tasks.preference import StepPasses
-from .tasks.reference import FrozenWeights, Reference, StoredLogProbs, StoredReference, folder_of
+from .tasks.reference import FrozenWeights, Reference, StoredLogProbs, StoredReference, folder_of, own_folder
 from .tasks.steps import TaskSteps
 from .tasks.task import LossSum, Task
 
@@ -75,6 +75,7 @@ class TrainerParts:
 
     def __init__(self, finish_model: Finish) -> None:
         self._finish = finish_model
+        self.owner = RunOwner(self.config)
         self.parameter_names: dict[int, str] = {}  # names before the model was sharded, by id of the parameter
         self.empty_model: torch.nn.Module | None = None  # a model without weights, which a checkpoint will fill
         self._image_flops: ImageFlops | None = None  # for tasks with images as units
@@ -87,8 +88,10 @@ class TrainerParts:
         return self.create_model()
 
     def build_parts(self) -> None:
-        """Build all parts, in the order of their needs."""
-        _ = (self.model, self.steps, self.meter, self._built_optimizer, self.saver, self.schedule)
+        """Build all parts, in the order of their needs, with a vote after each."""
+        for part in ("model", "steps", "meter", "_built_optimizer", "saver", "schedule"):
+            getattr(self, part)
+            self.phases.vote()
 
     @cached_property
     def model(self) -> PackedModel:
@@ -117,7 +120,10 @@ class TrainerParts:
         set_tf32(config, device)
         if self.meshes.sp is not None:
             imported("plugins.parallel.sequence:share_tokens")(model, self.meshes)
-        shard_model(model, self.meshes, config=config, device=device, is_filled_later=self.empty_model is not None)
+        shard_model(
+            model, self.meshes, config=config, device=device, is_filled_later=self.empty_model is not None,
+            vote=self.phases.vote,
+        )  # fmt: skip
         if self.empty_model is None:
             self._prove(model)
 
@@ -130,11 +136,14 @@ class TrainerParts:
     def _prove(self, model: PackedModel) -> None:
         """Prove that a model keeps samples apart, before and after compiling."""
         config, task, device = self.config, self.task, self.device
-        with _cut_heads_told(config.tensor_parallel):
-            task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
-        if config.torch_compile:
-            compile_blocks(model)
-            task.check(model, device=device, bf16=bool(config.bf16), is_compiled=True)
+        with self.phases.doing("prove"):
+            self.phases.vote()
+            with _cut_heads_told(config.tensor_parallel):
+                task.check(model, device=device, bf16=bool(config.bf16), is_compiled=False)
+            self.phases.vote()
+            if config.torch_compile:
+                compile_blocks(model)
+                task.check(model, device=device, bf16=bool(config.bf16), is_compiled=True)
 
     @cached_property
     def meshes(self) -> Meshes:
@@ -213,6 +222,7 @@ class TrainerParts:
             self.config,
             datasets=self.data.train_dataset,
             average=self.average,
+            owner=self.owner,
         )
 
     @cached_property
@@ -366,7 +376,7 @@ def reference_of(trainer: TrainerParts) -> Reference | None:
             "a stored reference is kept by dataset, and mixing: samples has one of all datasets: set the task's "
             "reference to model, or take mixing: packs"
         )
-    frozen = FrozenWeights(trainer.model, keeps=kind == "model")
+    frozen = FrozenWeights(trainer.model, keeps=kind == "model", vote=trainer.phases.vote)
     if kind == "model":
         return frozen
     datasets = {name: (name, each) for name, each in _training_datasets(trainer).items()}
@@ -401,19 +411,24 @@ def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name:
         shape=(core.num_samples, trainer.task.num_answers),  # type: ignore[attr-defined]  # a PreferenceTask has it
     )
     told: tuple[Any, Any] = (None, None)
-    if dist.get_rank() == 0:
-        try:
-            whole = files.read()
-            told = whole, files.begin() if whole is None else None
-        except (LmmsStreamError, OSError) as error:
-            told = error, None
-    whole, known = from_rank_0(told)
-    if isinstance(whole, Exception):
-        raise whole
-    if whole is None:
-        loader = trainer.data.eval_loader(name, dataset)
-        check_evaluated(loader)
-        whole = _measured(trainer, frozen, files, known=known, packs=loader)
+    with ExitStack() as held:
+        if dist.get_rank() == 0:
+            try:
+                whole = files.read()
+                if whole is None:
+                    files = held.enter_context(files.owned(own_folder(Path(trainer.config.output_dir))))
+                    whole = files.read()  # another run may have just measured them
+                told = whole, files.begin() if whole is None else None
+            except (LmmsStreamError, OSError) as error:
+                told = error, None
+        whole, known = from_rank_0(told)
+        if isinstance(whole, Exception):
+            raise whole
+        if whole is None:
+            loader = trainer.data.eval_loader(name, dataset)
+            check_evaluated(loader)
+            with trainer.phases.doing("measure"):
+                whole = _measured(trainer, frozen, files, known=known, packs=loader)
     values: NDArray[np.float32] = whole
     return values
 
@@ -424,11 +439,11 @@ def _measured(
     files: StoredLogProbs,
     *,
     known: NDArray[np.float32],
-    packs: Iterable[Batch],
+    packs: PackedLoader,
 ) -> NDArray[np.float32]:
     """Run the model on packs of a dataset with unknown samples; each rank has equally many packs.
 
-    Results are written every STEPS_AT_ONCE steps, and a killed run resumes there.
+    Results are written every STEPS_AT_ONCE steps, and before a stop: a killed run resumes there.
     """
     is_first, world_size = trainer.world.rank == 0, trainer.world.world_size
     if is_first:
@@ -444,15 +459,20 @@ def _measured(
                 files.add(sample_ids, values)
         mine.clear()
 
-    for step, pack in enumerate(packs, start=1):
-        sample_ids = pack.sample_ids.numpy()
-        is_new = bool(np.isnan(known[sample_ids]).any())
-        if gather([float(is_new)], world_size).any():
-            trainer.model.check_tokens(pack)
-            (values,) = frozen.log_probs(StepPasses([[pack]], joined=join, device=trainer.device)).values()
-            mine.append((sample_ids, values.float().cpu().numpy().reshape(len(sample_ids), known.shape[1])))
-        if step % STEPS_AT_ONCE == 0:
-            keep()
+    each_pack = trainer.phases.each_pack(packs, num_packs=len(packs), name=f"measuring {files.path.stem}")
+    try:
+        for step, pack in enumerate(each_pack, start=1):
+            sample_ids = pack.sample_ids.numpy()
+            is_new = bool(np.isnan(known[sample_ids]).any())
+            if gather([float(is_new)], world_size).any():
+                trainer.model.check_tokens(pack)
+                (values,) = frozen.log_probs(StepPasses([[pack]], joined=join, device=trainer.device)).values()
+                mine.append((sample_ids, values.float().cpu().numpy().reshape(len(sample_ids), known.shape[1])))
+            if step % STEPS_AT_ONCE == 0:
+                keep()
+    except StoppedError:  # raised on all ranks
+        keep()
+        raise
     keep()
     whole = from_rank_0(files.end() if is_first else None)
     assert whole is not None

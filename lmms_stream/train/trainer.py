@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from .run.callbacks import Callbacks
 from .run.counts import RunCounts
 from .run.flow import Best
 from .run.mesh import join_world
-from .run.phases import Phases
+from .run.phases import Phases, StoppedError
 from .run.precision import set_deterministic, with_precision
 from .run.settings import TrainConfig
 from .tasks.task import Task
@@ -86,6 +87,7 @@ class PackedTrainer(TrainerParts):
         )  # fmt: skip
         self.loader = self.data.loader
         self.counts, self.best, self.phases = RunCounts(), Best.of(self.config), Phases()
+        self.around_build: Callable[[], AbstractContextManager[None]] = nullcontext  # entered for the build of train
         self.callbacks = Callbacks(
             callbacks, world_size=self.world.world_size, standing=lambda: trainer_state(self),
             arguments=self.callback_arguments,
@@ -110,30 +112,41 @@ class PackedTrainer(TrainerParts):
         resume_from_checkpoint: replaces config.resume. True: resume from the latest checkpoint, an error without
         checkpoints; a path or URL: resume from this checkpoint; False: refuse to start if checkpoints exist.
         """
+        choice = resume_choice(resume_from_checkpoint) or self.config.resume
+        with self.owner, StopSignal() as stop, self.data.worker_errors():
+            with self.run_log.watched(self.phases):
+                with self.phases.until(stop), self.phases.doing("build"), self.around_build():
+                    found = self._chosen_checkpoint(resume_from_checkpoint)
+                    self._chosen = None  # a second call of train chooses again
+                    self._build(found)
+                with self.saver:
+                    output = self._run(found, stop, choice=choice)
+            if self.config.export and self.saver.latest and self.world.rank == 0:  # other ranks do not wait for it
+                told = f"told to stop by a signal: {self.saver.latest} is saved, and the same command exports it"
+                with stop.raising(StoppedError(told)):
+                    self.saver.export(self.saver.latest)
+        return output
+
+    def _run(self, found: Resumable | None, stop: StopSignal, *, choice: str) -> TrainOutput:
+        """Resume from a checkpoint, if any, and train to the end of the run."""
         doing = self.phases.doing
-        with StopSignal() as stop, self.data.worker_errors(), self.run_log.watched(self.phases):
-            with doing("build"):
-                found = self._chosen_checkpoint(resume_from_checkpoint)
-                self._chosen = None  # a second call of train chooses again
-                self._build(found)
-            with self.saver:
-                with doing("resume"):
-                    choice = resume_choice(resume_from_checkpoint) or self.config.resume
-                    resume(self, found, choice=choice)
-                    self.begin_filled()
-                self.model.train()
-                self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
-                with self.run_log.running(
-                    self.schedule, step=self.step, position=self.position, rank=self.meter.rank, phases=self.phases
-                ):
-                    self.saver.probe()
-                    self.meter.start()
-                    loop = Loop(self, stop, is_automatic=choice == "auto")
-                    loop.run()
-                    output = loop.end()
-                with doing("last_save"):
-                    self.saver.wait()
-            self.saver.export()
+        with self.phases.until(stop), doing("resume"):
+            resume(self, found, choice=choice)
+            self.begin_filled()
+            self.phases.vote()
+        self.model.train()
+        self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
+        with self.run_log.running(
+            self.schedule, step=self.step, position=self.position, rank=self.meter.rank, phases=self.phases
+        ):
+            self.saver.probe()
+            stop.has_begun = True
+            self.meter.start()
+            loop = Loop(self, stop, is_automatic=choice == "auto")
+            loop.run()
+            output = loop.end()
+        with doing("last_save"):
+            self.saver.wait()
         return output
 
     def evaluate(

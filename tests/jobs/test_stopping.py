@@ -94,6 +94,20 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) -> N
     assert differences(tmp_path / "whole", tmp_path / "out", last_step=last, tolerance=float("inf")) == []
 
 
+def test_all_ranks_leave_an_evaluation_in_which_one_of_them_is_told_to_stop(tmp_path: Path) -> None:
+    """After the same pack, with a checkpoint, and a resume by another number of ranks begins with the evaluation."""
+    held_out = {"remote": str(tmp_path / "data")}
+    config = write_tiny_run(tmp_path, max_steps=4, eval_steps=2, save_steps=2, eval_dataset=held_out)
+    output = tmp_path / "out"
+    done = run_job(2, "tests.jobs.told_job", str(config), f"train.output_dir={output}", timeout_s=LIMIT_S)
+    assert done.returncode == STOPPED_STATUS, last_words(done.stderr)
+    for rank in range(2):
+        assert f"rank {rank}, 3 packs: told to stop by a signal: step 2 is saved, the same command" in done.stderr
+    train(config, output, nproc=1)
+    evaluated = [record["step"] for record in read_log(output) if "eval_loss" in record]
+    assert evaluated == [2, 4]
+
+
 @in_long_rounds
 def test_a_run_of_several_ranks_saves_when_its_command_gets_the_signal_of_a_scheduler(tmp_path: Path) -> None:
     config = write_tiny_run(tmp_path, max_steps=4000)

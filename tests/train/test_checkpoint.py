@@ -23,7 +23,7 @@ from lmms_stream.storage.locks import locked
 from lmms_stream.storage.owner import OWNER_NAME, Owner
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
-from lmms_stream.train.checkpoint.saving import other_differences
+from lmms_stream.train.checkpoint.saving import STAGING_NAME, other_differences
 from lmms_stream.train.checkpoint.store import FileDigest, open_target
 from lmms_stream.train.checkpoint.tensors import Stager, tensors_of
 from lmms_stream.train.report.train_log import read_log
@@ -547,14 +547,22 @@ def test_two_runs_do_not_write_to_one_folder(setting: str, tmp_path: Path, monke
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        trainer = trainer_of(path)
+        stacks = folder / "stacks" / "rank-0.txt"  # opened by the other run, and still empty
+        stacks.parent.mkdir()
+        stacks.touch()
+        trainer, before = trainer_of(path), files_below(folder)
         with pytest.raises(TrainingError, match=f"another run writes to {folder}: .*run another train.{setting}"):
             trainer.train()
+        assert files_below(folder) == before
         other.kill()
     assert trainer.step == 0
     assert trainer.train().global_step == 1
     with locked(folder / ".run.lock", timeout_s=0) as file:
         assert file is not None
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".run.lock"}
 
 
 OWNING = """
@@ -579,9 +587,15 @@ def test_two_runs_do_not_write_to_one_prefix_of_a_store(
         assert other.stdout is not None
         assert other.stdout.readline() == "None\n"
         said = f"another run writes to {s3_folder}: process {other.pid} on .* train.checkpoint_dir"
+        on_its_way = tmp_path / "default" / STAGING_NAME / "rank-0" / "step-00000001" / "__0_0.distcp"
+        on_its_way.parent.mkdir(parents=True)
+        on_its_way.write_bytes(b"of the other run")
+        before = files_below(tmp_path / "default")
+        trainer_of(path).build()
         trainer = trainer_of(path)
         with pytest.raises(TrainingError, match=said):
             trainer.train()
+        assert files_below(tmp_path / "default") == before
         other.kill()
     assert trainer.step == 0
     killed = json.loads(store.read(OWNER_NAME))
@@ -589,12 +603,18 @@ def test_two_runs_do_not_write_to_one_prefix_of_a_store(
     store.write(OWNER_NAME, json.dumps({**killed, "place": "another machine"}).encode())
     caplog.set_level("INFO", "lmms_stream")
     assert trainer.train().global_step == 1
+    assert not on_its_way.exists()
     assert f"{OWNER_NAME} is of process {other.pid} on" in caplog.text
     assert "which has ended: this run takes over" in caplog.text
     assert OWNER_NAME not in {found.key for found in store.list_objects("")}
     caplog.clear()
     store.write(OWNER_NAME, json.dumps(killed).encode())
-    assert trainer_of(path, "train.max_steps=2").train().global_step == 2
+    on_its_way.parent.mkdir(parents=True)
+    on_its_way.touch()
+    longer = trainer_of(path, "train.max_steps=2")
+    longer.build(None)  # reads the configs of the checkpoint, and owns nothing yet
+    assert on_its_way.exists()
+    assert longer.train().global_step == 2
     assert "this run takes over" in caplog.text
     assert "waits up to" not in caplog.text
 

@@ -85,8 +85,6 @@ class Checkpointer:
         self._url, self._staging = url, staging
         self._target = open_target(url, staging=staging / f"rank-{self.rank}")
         self._keep = keep
-        if not self._target.reads_in_place:  # before all ranks meet: no rank writes to the folder yet
-            shutil.rmtree(staging, ignore_errors=True)  # the killed process may have been another rank
         # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)  # the group has all ranks, including this rank
@@ -97,6 +95,12 @@ class Checkpointer:
         self._saving: Future[Any] | None = None
 
     def __enter__(self) -> Checkpointer:
+        """Remove the files that a killed run, maybe of other ranks, left in `staging`; all ranks call this.
+
+        The run must own its folders by now: the files of a live run would be lost.
+        """
+        if not self._target.reads_in_place:
+            on_all_ranks(partial(shutil.rmtree, self._staging, ignore_errors=True), self._group)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

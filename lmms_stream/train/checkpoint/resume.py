@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+import xxhash
 
 from ...errors import CheckpointError, LmmsStreamError
 from ..run.distributed import from_rank_0
@@ -120,12 +121,11 @@ def _read_configs(found: Resumable) -> dict[str, bytes]:
     files = found.checkpoint.files
     if f"{MODEL_FOLDER}/{ADAPTER_NAME}" in files:
         return {}
-    keys = [f"{MODEL_FOLDER}/{name}" for name in CONFIGS if f"{MODEL_FOLDER}/{name}" in files]
-    folder = found.target.fetch(found.checkpoint, keys)
-    configs = {Path(key).name: (folder / key).read_bytes() for key in keys}
-    if not found.target.reads_in_place:
-        found.target.discard(found.checkpoint.step)
-    return configs
+    keys = {name: f"{MODEL_FOLDER}/{name}" for name in CONFIGS if f"{MODEL_FOLDER}/{name}" in files}
+    folder, storage = folder_name(found.checkpoint.step), found.target.storage
+    configs = {name: storage.read(f"{folder}/{key}") for name, key in keys.items()}
+    is_whole = all(files[key].xxh3 == xxhash.xxh3_64(configs[name]).hexdigest() for name, key in keys.items())
+    return configs if is_whole else {}
 
 
 # Results and errors of rank 0, or of all ranks, on all ranks.

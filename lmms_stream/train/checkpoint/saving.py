@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 
 from ...config import section_of, with_new_keys
@@ -46,55 +47,25 @@ EXPORT_NAME, EXPORT_AVERAGE_NAME = "export", "export-ema"
 logger = logging.getLogger("lmms_stream")
 
 
-class RunSaver:
-    """Checkpoints of a run, and the final export. A context: the exit waits for the save in flight.
+class RunOwner:
+    """Context in which no other run can have the output_dir or the checkpoint_dir; all ranks enter it.
 
-    Inside the context, no other run can have the output_dir or the checkpoint_dir; TrainingError if another run has it.
-
-    model: the transformers model without wrappers: parameters are saved under the names in this model.
+    A run changes these folders only inside. Raises TrainingError if another run has one of them.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        optimizer: torch.optim.Optimizer,
-        args: TrainConfig,
-        *,
-        datasets: Datasets,
-        average: Average | None = None,
-    ):
-        self._model, self._optimizer, self._args = model, optimizer, args
-        output_dir = Path(args.output_dir)
-        self.url = checkpoints_url(args.output_dir, args.checkpoint_dir)
-        self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
-        self._checkpointer = Checkpointer(
-            self.url,
-            staging=output_dir / STAGING_NAME,
-            keep=args.save_total_limit,
-            asynchronous=args.async_save,
-            timeout_s=args.timeout_s,
-            average=average,
-        )
-        self._owned = ExitStack()  # locks of this run's folders, on rank 0
-        self._fingerprint = fingerprint_of(model, args)
-        self._latest: str | None = None  # the last saved or resumed checkpoint
-        self._documents: Mapping[str, bytes] = {}
-        if self._checkpointer.rank == 0:
-            self._documents = model_files(model, _tokenizer_name(model, datasets))
-            if args.export:
-                check_out(self._export)
-            if args.export and args.ema_decay is not None:
-                check_out(self._export_average)
+    def __init__(self, args: TrainConfig):
+        self._args = args
+        self._owned = ExitStack()  # locks of the folders, on rank 0
+        self.check: Callable[[], None] = lambda: None  # see Owner.check
 
-    def __enter__(self) -> RunSaver:
-        holder = from_rank_0(self._own_folders() if self._checkpointer.rank == 0 else None)
+    def __enter__(self) -> RunOwner:
+        holder = from_rank_0(self._own_folders() if dist.get_rank() == 0 else None)
         if holder is not None:
             raise TrainingError(holder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._owned:
-            self._checkpointer.__exit__(kind, error, at)
+        self._owned.close()
 
     def _own_folders(self) -> str | None:
         """Lock the folders of this run; return the reason if another run has a folder."""
@@ -128,13 +99,60 @@ class RunSaver:
 
     def _own(self, storage: Storage) -> str | None:
         """Own a prefix of a store; return the owner, if any."""
-        self._checkpointer.check_owner = lambda: None
+        self.check = lambda: None
         owner = Owner(storage, beat_s=BEAT_S)
         holder = owner.take()
         if holder is None:
             self._owned.callback(owner.release)
-            self._checkpointer.check_owner = owner.check
+            self.check = owner.check
         return holder
+
+
+class RunSaver:
+    """Checkpoints of a run, and the final export. A context inside the owner's: the exit waits for the save in flight.
+
+    model: the transformers model without wrappers: parameters are saved under the names in this model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        args: TrainConfig,
+        *,
+        datasets: Datasets,
+        average: Average | None = None,
+        owner: RunOwner,
+    ):
+        self._model, self._optimizer, self._args = model, optimizer, args
+        output_dir = Path(args.output_dir)
+        self.url = checkpoints_url(args.output_dir, args.checkpoint_dir)
+        self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
+        self._checkpointer = Checkpointer(
+            self.url,
+            staging=output_dir / STAGING_NAME,
+            keep=args.save_total_limit,
+            asynchronous=args.async_save,
+            timeout_s=args.timeout_s,
+            average=average,
+        )
+        self._checkpointer.check_owner = lambda: owner.check()
+        self._fingerprint = fingerprint_of(model, args)
+        self._latest: str | None = None  # the last saved or resumed checkpoint
+        self._documents: Mapping[str, bytes] = {}
+        if self._checkpointer.rank == 0:
+            self._documents = model_files(model, _tokenizer_name(model, datasets))
+            if args.export:
+                check_out(self._export)
+            if args.export and args.ema_decay is not None:
+                check_out(self._export_average)
+
+    def __enter__(self) -> RunSaver:
+        self._checkpointer.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._checkpointer.__exit__(kind, error, at)
 
     def save(
         self, step: int, state: Mapping[str, Any], *, best: int | None = None, beside: Mapping[str, bytes] = NOTHING
@@ -157,6 +175,11 @@ class RunSaver:
     def probe(self) -> None:
         """See Checkpointer.probe."""
         self._checkpointer.probe()
+
+    @property
+    def latest(self) -> str | None:
+        """Path or URL of the last saved or resumed checkpoint."""
+        return self._latest
 
     @property
     def has_failed(self) -> bool:
@@ -219,13 +242,12 @@ class RunSaver:
         files = {name.removeprefix(f"{MODEL_FOLDER}/"): data for name, data in self._documents.items()}
         save_folder(self._model, out, files)
 
-    def export(self) -> None:
-        """Write the last saved model to output_dir/export if args.export is set, and the average, if any; on rank 0."""
-        if self._args.export and self._checkpointer.rank == 0 and self._latest is not None:
-            trusts = is_own_code(self._model)
-            export_checkpoint(self._latest, self._export, trust_remote_code=trusts)
-            if self._args.ema_decay is not None:
-                export_checkpoint(self._latest, self._export_average, average=True, trust_remote_code=trusts)
+    def export(self, checkpoint: str) -> None:
+        """Write a checkpoint's model to output_dir/export, and the average, if any; only rank 0 calls this."""
+        trusts = is_own_code(self._model)
+        export_checkpoint(checkpoint, self._export, trust_remote_code=trusts)
+        if self._args.ema_decay is not None:
+            export_checkpoint(checkpoint, self._export_average, average=True, trust_remote_code=trusts)
 
 
 def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:

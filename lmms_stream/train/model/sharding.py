@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
 from typing import Any
@@ -41,10 +41,12 @@ def shard_model(
     config: TrainConfig,
     device: torch.device,
     is_filled_later: bool = False,
+    vote: Callable[[], None] = lambda: None,
 ) -> None:
     """Shard the model in place over the ranks, with the weights that rank 0 holds or reads now; all ranks call it.
 
-    is_filled_later: the model has no weights yet; a checkpoint will fill each rank's part.
+    is_filled_later: the model has no weights yet; a checkpoint will fill each rank's part. vote: called now and then as
+    weights are sent, by all ranks.
 
     Parameters keep their number format; config.bf16 computes in bfloat16 and sums gradients in float32. From torch 2.15
     on, parameters that their class keeps in float32 are computed in float32.
@@ -87,7 +89,7 @@ def shard_model(
     if isinstance(model, PackedModel):
         for method in ("logits", "plain_logits", "dummy_tokens"):
             register_fsdp_forward_method(model, method)
-    give_weights(model, weights, device=device, is_filled_later=is_filled_later, unread=unread)
+    give_weights(model, weights, device=device, is_filled_later=is_filled_later, unread=unread, vote=vote)
 
 
 def _divide(
@@ -282,12 +284,12 @@ def take_weights(
 
 def give_weights(
     model: torch.nn.Module, weights: dict[str, torch.Tensor], *, device: torch.device, is_filled_later: bool = False,
-    unread: PretrainedTensors | None = None,
+    unread: PretrainedTensors | None = None, vote: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """Fill a sharded model, on each rank's device, with the weights taken by rank 0; all ranks call it.
 
     Each weight is freed after it is sent. unread: weights that rank 0 reads from files when they are sent.
-    is_filled_later: parameters hold arbitrary values afterwards.
+    is_filled_later: parameters hold arbitrary values afterwards. vote: see shard_model.
     """
     given: dict[int, torch.nn.Parameter] = {}
     kept_bytes = 0
@@ -308,6 +310,7 @@ def give_weights(
             del source
             give_back_memory()
             kept_bytes = 0
+            vote()  # the shapes, and so the bytes, are the same on all ranks
 
 
 def _part(

@@ -35,6 +35,7 @@ BEATS = 20  # reports within timeout_s
 LONGEST_BEAT_S = 10.0
 READ_S = 5.0  # limit to read other ranks' states: their store may be gone
 logger = logging.getLogger("lmms_stream")
+_READS = {"data", "evaluate", "measure"}  # phases that wait for loader workers
 _armed: list[Standstill] = []  # at most one: its stacks are written even if Python does not run
 
 
@@ -132,7 +133,7 @@ class Standstill:
         stands_s = time.monotonic() - phase.since_s
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         file.write(f"rank {self._world.rank}, {phase.said}, for {stands_s:.0f} s, at {now} UTC\n")
-        workers = [pid for pid in descendants(os.getpid()) if phase.name == "data" and catches(pid, STACKS_SIGNAL)]
+        workers = [pid for pid in descendants(os.getpid()) if phase.name in _READS and catches(pid, STACKS_SIGNAL)]
         if workers:
             file.write(f"its loader workers write their stacks to standard error: {', '.join(map(str, workers))}\n")
         file.flush()

@@ -21,7 +21,8 @@ class RunCounts:
     """Steps, tokens and samples since the run began; num_skipped_steps: steps without an update.
 
     history: the stretches of the run, each with the settings of the packs; see loader/loader.py.
-    left_out: samples of all ranks replaced by padding; see plan/left_out.py.
+    left_out: samples of all ranks replaced by padding; see plan/left_out.py. evaluation_pending: an evaluation is due
+    after this step, and has not ended.
     """
 
     step: int = 0
@@ -30,18 +31,21 @@ class RunCounts:
     num_skipped_steps: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
+    evaluation_pending: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all counts except the step: the checkpoint has the step."""
+        """Return all counts except the step: the checkpoint has the step. evaluation_pending only if True."""
         values = asdict(self)
         del values["step"]
+        if not self.evaluation_pending:
+            del values["evaluation_pending"]
         return values
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state_dict with the step; earlier versions saved no history and no left_out."""
+        """Load a state_dict with the step; earlier versions saved no history, left_out and evaluation_pending."""
         for each in fields(self):
             is_list = each.name in ("history", "left_out")
-            setattr(self, each.name, list(state.get(each.name, [])) if is_list else state[each.name])
+            setattr(self, each.name, list(state.get(each.name, [])) if is_list else state.get(each.name, False))
 
 
 # Steps and sources without anything to train on: no update, and MOST_STEPS in a row end a run. Pure.

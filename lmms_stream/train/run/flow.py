@@ -64,9 +64,14 @@ class Flow:
         """epoch: finished epochs, with the fraction of the last. Called at the end of the run, too."""
         config = self._config
         control.should_log = config.logging_steps == "epoch"
-        is_time = epoch >= config.eval_delay or control.should_training_stop
-        control.should_evaluate = self._evaluates and config.eval_steps == "epoch" and is_time
+        control.should_evaluate = self.evaluates_epoch(control, epoch=epoch)
         control.should_save = config.save_steps == "epoch"
+
+    def evaluates_epoch(self, control: Control, *, epoch: float) -> bool:
+        """Whether an evaluation is due at the end of an epoch."""
+        config = self._config
+        is_time = epoch >= config.eval_delay or control.should_training_stop
+        return self._evaluates and config.eval_steps == "epoch" and is_time
 
     def stop_by_signal(self, control: Control) -> None:
         """End the run at once, with a checkpoint under any settings."""

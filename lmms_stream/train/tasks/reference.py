@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,7 +22,7 @@ from ...errors import CheckpointError, ConfigError
 from ...processors.base import IGNORED_LABEL
 from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
-from ...storage.locks import temporary_name
+from ...storage.locks import locked, temporary_name
 from ...storage.storage import Storage
 from ...types import Batch
 from ..model.adapters import adapter_of, add_tensor, without_adapter
@@ -98,11 +98,11 @@ class Reference(Protocol):
         ...
 
 
-def weights_digest(model: PackedModel) -> str:
+def weights_digest(model: PackedModel, *, vote: Callable[[], None] = lambda: None) -> str:
     """Return the xxh3 of a sharded model's weights (names, types, shapes, numbers), equal for any number of ranks.
 
     For a model with an adapter, the digest of the base weights: they are the reference. All ranks call this; weights
-    are gathered one after another.
+    are gathered one after another, with a vote after each.
     """
     if (adapter := adapter_of(model.model)) is not None:
         return adapter.base
@@ -112,6 +112,7 @@ def weights_digest(model: PackedModel) -> str:
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         if dist.get_rank() == 0:
             add_tensor(digest, name, whole)
+        vote()
     return from_rank_0(digest.hexdigest())
 
 
@@ -180,6 +181,21 @@ class StoredLogProbs:
             raise self._damaged(self.path, "its values are not those that were written")
         return values
 
+    @contextmanager
+    def owned(self, elsewhere: Path) -> Iterator[StoredLogProbs]:
+        """Own the files while they are measured. Yield them, or files of this run if another process measures these.
+
+        elsewhere: a folder of this run. Several runs share a dataset, and each would rename the others' files.
+        """
+        with disk_errors(str(self.folder)):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            try:
+                is_ours = held.enter_context(locked(self.path.with_suffix(".lock"), timeout_s=0)) is not None
+            except OSError:  # a file system without locks
+                is_ours = True
+            yield self if is_ours else replace(self, folder=elsewhere)
+
     def begin(self) -> NDArray[np.float32]:
         """Return the values measured so far, NaN elsewhere; create the file if missing."""
         if self._part.exists():
@@ -237,6 +253,11 @@ def folder_of(storage: Storage, *, output_dir: Path) -> Path:
     """
     if isinstance(storage, LocalStorage) and os.access(storage.folder, os.W_OK):
         return storage.folder / REFERENCE_FOLDER
+    return own_folder(output_dir)
+
+
+def own_folder(output_dir: Path) -> Path:
+    """Return the folder for log-probabilities of a single run."""
     return output_dir / "reference"
 
 
@@ -283,11 +304,12 @@ class FrozenWeights:
     """A Reference: the current weights of a sharded model. All ranks create this before any update or resume.
 
     keeps: whether to copy trained weights. Without copy and adapter, the reference is valid only before an update.
+    vote: see weights_digest.
     """
 
-    def __init__(self, model: PackedModel, *, keeps: bool = True):
+    def __init__(self, model: PackedModel, *, keeps: bool = True, vote: Callable[[], None] = lambda: None):
         check_adapter(model)
-        self._model, self.digest = model, weights_digest(model)
+        self._model, self.digest = model, weights_digest(model, vote=vote)
         self._has_adapter = adapter_of(model.model) is not None
         trained = [each for each in model.parameters() if each.requires_grad] if keeps and not self._has_adapter else []
         parts = [local(each.detach()) for each in trained]
