@@ -372,9 +372,9 @@ def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -
 
 
 def _needs_proof(known: _Known, batch: Batch) -> bool:
-    """Return whether a model needs a proof for a loader's batches: the same on all ranks, whose batches differ.
+    """Return whether a model needs a proof: the same on all ranks, whatever their batches hold.
 
-    ConfigError on several ranks if only a rank with such a batch would make the proof.
+    ConfigError if only ranks with such a batch would make the proof.
     """
     holds_several = len(batch.cu_seqlens) > 2
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -382,8 +382,10 @@ def _needs_proof(known: _Known, batch: Batch) -> bool:
     reason = ""
     if batch.holds_one and holds_several:
         reason = "its packs are of one sample, by max_samples_per_pack, and this sample has several sequences"
-    elif not batch.holds_one and known.is_later:
-        reason = "it was proven with another processor, or without one, and not all ranks may have this processor's media"
+    elif not batch.holds_one and known.is_later and known.proven is None:
+        reason = (
+            "it was proven with another processor, or without one, and not all ranks may have this processor's media"
+        )
     if reason:
         raise ConfigError(
             f"{type(known.packed.model).__name__} is not proven to keep the samples of this batch apart, because "
