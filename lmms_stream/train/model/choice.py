@@ -350,9 +350,9 @@ _ONE_SAMPLE = "make packs of one sample (max_samples_per_pack=1, without pad_to)
 
 @dataclass(eq=False)
 class _Known:
-    """State of a model in a user's loop, with a family of media or none. proven: attention of the last passed proof.
+    """State of a model in a user's loop, with a family of media or none.
 
-    is_later: the model was proven with another family, or none, before.
+    proven: attention of the last passed proof. is_later: another family, or none, was proven before.
     """
 
     packed: PackedModel
@@ -383,9 +383,7 @@ def _needs_proof(known: _Known, batch: Batch) -> bool:
     if batch.holds_one and holds_several:
         reason = "its packs are of one sample, by max_samples_per_pack, and this sample has several sequences"
     elif not batch.holds_one and known.is_later and known.proven is None:
-        reason = (
-            "it was proven with another processor, or without one, and not all ranks may have this processor's media"
-        )
+        reason = "it was proven with another processor, or without one, and other ranks may have batches of that one"
     if reason:
         raise ConfigError(
             f"{type(known.packed.model).__name__} is not proven to keep the samples of this batch apart, because "
