@@ -28,11 +28,12 @@ _EQUAL = {
 _OTHERS = ("scatter_", "alltoall_", "alltoall_base_", "barrier", "monitored_barrier_")
 _ELSEWHERE = (sys.prefix, sys.base_prefix, "<")  # code of packages, of Python, and generated code
 _OURS = str(Path(__file__).parents[2] / "lmms_stream")
-# Functions of ours that only call a collective, or answer rank 0: their callers are the call sites.
+# Functions of ours that only call a collective: their callers are the call sites.
 _WRAPPERS = {
     "gather", "gather_objects", "from_rank_0", "on_rank_0", "on_all_ranks", "agree", "agreed", "_agree", "_on_any_rank",
-    "sum_over_ranks", "gather_over_ranks", "serve", "end", "save_folder",
+    "sum_over_ranks", "gather_over_ranks",
 }  # fmt: skip
+_UNLIKE = "save_folder"  # inside, rank 0 asks for tensors, and the other ranks answer in a loop
 _OF_MODELS = ("/torch/nn/", "/torch/distributed/fsdp/", "/torch/autograd/")  # whose collectives any line may cause
 
 
@@ -127,15 +128,16 @@ def sites_of(frame: FrameType | None) -> tuple[list[str], str]:
     """
     sites: list[str] = []
     compared, is_of_model = "", False
-    while frame is not None and len(sites) < _SITES:
-        code = frame.f_code
-        path = code.co_filename
+    while frame is not None:
+        code, path = frame.f_code, frame.f_code.co_filename
         is_of_model |= any(each in path for each in _OF_MODELS)
         is_ours = path.startswith(_OURS)
-        if not path.startswith(_ELSEWHERE) and not (is_ours and code.co_name in _WRAPPERS):
+        if len(sites) < _SITES and not path.startswith(_ELSEWHERE) and not (is_ours and code.co_name in _WRAPPERS):
             sites.append(f"{'/'.join(Path(path).parts[-2:])}:{frame.f_lineno} {code.co_name}")
             if len(sites) == 1 and is_ours and not is_of_model:
                 compared = sites[0]
+        if is_ours and code.co_name == _UNLIKE:
+            compared = ""
         frame = frame.f_back
     thread = threading.current_thread()
     return [*sites, *([] if thread is threading.main_thread() else [f"thread {thread.name}"])], compared

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,26 @@ def test_a_proof_that_only_some_ranks_make_is_named_with_both_call_sites(unlike_
     ), fault
     assert run.returncode != 0
     assert fault in run.stderr
+
+
+UNLIKE = """
+import sys
+import torch
+import torch.distributed as dist
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+dist.all_reduce(torch.ones(2 + rank))
+"""
+
+
+def test_ranks_in_new_interpreters_are_compared_too(tmp_path: Path) -> None:
+    script = tmp_path / "unlike.py"
+    script.write_text(UNLIKE)
+    commands = [[sys.executable, str(script), str(rank), str(tmp_path / "store")] for rank in range(2)]
+    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert any("DifferenceError: ranks call different collectives" in error for error in errors), errors
+    lines = faults(Path(os.environ[FOLDER]))[0].splitlines()
+    assert [line.partition(": ")[2].partition(" <")[0] for line in lines[1:]] == [
+        f"allreduce float32[{2 + rank}]: {tmp_path.name}/unlike.py:7 <module>" for rank in range(2)
+    ]
