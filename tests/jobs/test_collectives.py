@@ -97,5 +97,5 @@ def test_ranks_in_new_interpreters_are_compared_too(tmp_path: Path) -> None:
     assert any("DifferenceError: ranks call different collectives" in error for error in errors), errors
     lines = faults(Path(os.environ[FOLDER]))[0].splitlines()
     assert [line.partition(": ")[2].partition(" <")[0] for line in lines[1:]] == [
-        f"allreduce float32[{2 + rank}]: {tmp_path.name}/unlike.py:7 <module>" for rank in range(2)
+        f"allreduce float32[{2 + rank}]: {tmp_path.name}/unlike.py:7" for rank in range(2)
     ]
