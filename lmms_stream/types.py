@@ -275,6 +275,7 @@ class Batch:
     left_out: samples in sample_ids with padding in place of their tokens, see plan/left_out.py; and samples skipped by
     lanes before this pack because their measurement failed.
     repeats: times that each of sample_ids came earlier in its epoch, for random draws; empty for zeros.
+    holds_one: whether every batch of the loader, on all ranks, is one segment, by the settings; None without a loader.
 
     Batches of tokenized samples share memory with other batches of their step: clone a tensor before saving the tensor.
     """
@@ -295,6 +296,7 @@ class Batch:
     sequences: torch.Tensor | None = None
     left_out: Sequence[LeftOutSample] = ()
     repeats: Sequence[int] = ()
+    holds_one: bool | None = None
 
     @property
     def num_segments(self) -> int:
@@ -337,9 +339,10 @@ class Batch:
         """Keyword arguments of a model's forward pass.
 
         packed: model(**arguments).logits equal the logits of each sample alone. model is a model of transformers, and
-        may be wrapped by DDP, fully_shard, torch.compile or peft. The first call for a model checks the separation of
-        samples (check_isolation): all ranks must call together. ConfigError for a model or an attention with mixed
-        samples.
+        may be wrapped by DDP, fully_shard, torch.compile or peft. The first call for a model, and for an attention,
+        checks the separation of samples (check_isolation): all ranks must call together, whatever their packs hold.
+        Packs of one sample, by the loader's settings, need no check. ConfigError for a model or an attention with
+        mixed samples.
 
         padded: for models that cannot take packs, a row for each segment: input_ids and attention_mask
         int64[num_segments, longest]; without media, of any model. processor: of packs with media. labels: with the

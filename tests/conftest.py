@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import subprocess
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -26,6 +28,8 @@ from numpy.typing import NDArray
 from streaming import MDSWriter
 
 from .emulators import EMULATED, azure_emulator, gcs_emulator
+from .guard.collective_log import FOLDER as COLLECTIVES
+from .guard.collective_log import faults
 from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
 from .rounds import LONG
@@ -36,6 +40,26 @@ gc.disable()  # until all tests are imported: nothing is left to collect
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "docs/test_pages", "jobs/", "mds/", "converters/")
 TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
+
+
+def pytest_configure() -> None:
+    """Let all processes that tests start log their collectives; see tests/guard."""
+    os.environ.setdefault(COLLECTIVES, tempfile.mkdtemp(prefix="collectives-"))
+    paths = [str(Path(__file__).parent / "guard"), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+def pytest_unconfigure() -> None:
+    if Path(folder := os.environ[COLLECTIVES]).name.startswith("collectives-"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def equal_collectives() -> Iterator[None]:
+    """Fail if ranks of the test's processes called different collectives."""
+    yield
+    if found := faults(Path(os.environ[COLLECTIVES])):
+        pytest.fail("\n".join(found))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,6 +28,8 @@ from pathlib import Path
 
 import psutil
 
+from .guard.collective_log import FOLDER, begin, latest
+
 ROOT = Path(__file__).parent.parent
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
 TOGETHER_S = 1.0  # from the end of one rank, with an error, to SIGTERM for the others
@@ -59,7 +61,7 @@ class Job:
                 if not self._wait_for_one(TOGETHER_S):
                     self._terminate()
             elif not self._wait_for_one(deadline - time.monotonic()):
-                states = "\n".join(self._states())
+                states = "\n".join([*self._states(), latest(Path(os.environ.get(FOLDER, os.devnull)))])
                 self.send_signal(signal.SIGUSR2)  # faulthandler writes to stderr where each of its threads stands
                 time.sleep(5)
                 said = self.stderr.read_bytes()
@@ -189,6 +191,8 @@ def _be_module(
     multiprocessing.set_forkserver_preload(["__main__"])  # what an interpreter begins with
     tempfile.tempdir = None  # of the environment, and not the server's
     multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+    if c10d := sys.modules.get("torch.distributed.distributed_c10d"):
+        begin(c10d)
     sys.argv = [module, *arguments]
     try:
         if module.endswith(".py"):

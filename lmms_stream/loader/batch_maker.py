@@ -212,6 +212,11 @@ class BatchMaker:
         self.datasets = datasets
         self.settings = settings
         processors = {name: processor_that_packs(dataset) for name, dataset in datasets.items()}
+        have_one = (
+            each.needed_packing.max_samples_per_pack == 1 and not getattr(each.processor, "gives_sequences", False)
+            for each in datasets.values()
+        )
+        self._holds_one = settings.pad_to is None and all(have_one)
         self._memory = RowMemory()
         self._fillers = {name: each for name, each in processors.items() if isinstance(each, PackFiller)}
         self.left_out = LeftOut()
@@ -291,6 +296,7 @@ class BatchMaker:
                 batch = replace(batch, left_out=left_out)
             if repeats := work.repeats[segments.start : segments.stop]:
                 batch = replace(batch, repeats=repeats)
+            batch.holds_one = self._holds_one
             self.tally.end(num_packs=1, num_samples=len(segments))
             yield replace(batch, num_patches=work.patches[pack]) if any(work.patches) else batch
 
@@ -407,6 +413,7 @@ class BatchMaker:
                 step=self._step_of(work),
                 micro_batch=micro_batch,
                 repeats=work.repeats[work.bounds[pack] : work.bounds[pack + 1]],
+                holds_one=self._holds_one,
             )
             if pad_to is not None and batch.num_tokens < pad_to:
                 batch = _padded(batch, pad_to)

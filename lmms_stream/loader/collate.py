@@ -183,6 +183,7 @@ def join(batches: Sequence[Batch]) -> Batch:
         ),
         sequences=join_sequences(batches),
         left_out=[each for batch in batches for each in batch.left_out],
+        holds_one=False,
     )
 
 

@@ -47,6 +47,7 @@ class WireBatch(NamedTuple):
     sequences: NDArray[np.int64] | None
     left_out: Sequence[LeftOutSample]
     repeats: Sequence[int]
+    holds_one: bool | None
 
 
 def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
@@ -80,6 +81,7 @@ def to_wire(batch: Batch, blocks: SharedBlocks) -> Batch | WireBatch:
         None if batch.sequences is None else batch.sequences.numpy(),
         batch.left_out,
         batch.repeats,
+        batch.holds_one,
     )
 
 
@@ -105,6 +107,7 @@ def from_wire(wire: WireBatch) -> Batch:
         step=wire.step,
         micro_batch=wire.micro_batch,
     )
+    batch.holds_one = wire.holds_one
     if wire.left_out or wire.repeats:
         batch = replace(batch, left_out=wire.left_out, repeats=wire.repeats)
     if wire.sequences is not None:

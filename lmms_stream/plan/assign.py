@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from .kernels.deal import PAD, deal, deal_both, settle
 from .packing import PackRange
 
+WORK_BITS = 61  # work of a list of packs: the kernel marks ranks that have all their packs with 2**62
 SHARE_BITS = 30  # a pack's share of its list's cost is in units of 2**-30
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, for a hidden size of 2048
 
@@ -171,7 +172,7 @@ def deal_lists(
 
     lists: number of each pack's list. Return int64[num_lists, ranks, packs_per_rank], PAD without a pack.
     """
-    costs = pack_costs(packs, linear_cost=linear_cost)
+    costs = _scaled(pack_costs(packs, linear_cost=linear_cost), lists, num_lists)
     dealt = np.full(num_lists * ranks * packs_per_rank, PAD, np.int64)
     order = np.lexsort((-costs, lists))
     counts = np.bincount(lists, minlength=num_lists)
@@ -190,6 +191,13 @@ def deal_lists(
     return dealt.reshape(num_lists, ranks, packs_per_rank)
 
 
+def _scaled(costs: NDArray[np.int64], lists: NDArray[np.int64], num_lists: int) -> NDArray[np.int64]:
+    """Return costs with a sum of less than 2**WORK_BITS in each list: those of longer lists in larger units."""
+    totals = np.bincount(lists, weights=costs, minlength=num_lists)
+    too_long = np.maximum(0, np.frexp(totals)[1] - WORK_BITS).astype(np.int64)
+    return costs >> too_long[lists] if too_long.any() else costs
+
+
 def _shares(
     costs: NDArray[np.int64], patches: NDArray[np.int64], lists: NDArray[np.int64], num_lists: int
 ) -> NDArray[np.int64]:
@@ -198,7 +206,7 @@ def _shares(
     for column, values in enumerate((costs, patches)):
         totals = np.zeros(num_lists, np.int64)
         np.add.at(totals, lists, values)
-        too_long = np.maximum(0, np.frexp(totals.astype(np.float64))[1] - 61 + SHARE_BITS).astype(np.int64)
+        too_long = np.maximum(0, np.frexp(totals.astype(np.float64))[1] - WORK_BITS + SHARE_BITS).astype(np.int64)
         totals = np.maximum(1, totals >> too_long)
         shares[:, column] = (values >> too_long[lists] << SHARE_BITS) // totals[lists]
     return shares

@@ -130,6 +130,9 @@ ProcessDrawn = Callable[[Sample, Sequence[int]], Processed]
 Compared = Literal["dpo", "kto"]  # of answers: the better of two, or whether an answer is good
 
 
+# Optional attribute `gives_sequences` of a processor: whether its samples may have several sequences (see Batch).
+
+
 # Optional method `see_media` of a processor of media: the media of a sample in the order of their tokens, for people to
 # look at.
 SeeMedia = Callable[[Sample], Sequence[SeenMedium]]

@@ -42,6 +42,7 @@ class PreferenceProcessor:
 
     columns = ("messages",)
     schema = "preference"
+    gives_sequences = True
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, source: str = "", objective: Compared = "dpo"
@@ -208,6 +209,7 @@ class MediaPreferenceProcessor:
     columns = ("messages", "media")
     measured_columns = ("messages",)
     schema = "preference"
+    gives_sequences = True
 
     def __init__(self, processor: MultimodalProcessor, *, objective: Compared = "dpo"):
         self.processor = processor

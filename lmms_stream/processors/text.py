@@ -197,6 +197,7 @@ class DocumentsProcessor:
     """
 
     columns: ClassVar[tuple[str, ...]] = (*TokensProcessor.columns, "document_starts")
+    gives_sequences: ClassVar[bool] = True
     schema: ClassVar[str] = TokensProcessor.schema
 
     @property

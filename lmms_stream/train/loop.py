@@ -323,6 +323,7 @@ class Loop:
         if slow := trainer.run_log.take_alerts():  # which are logged already
             record[ALERTS] = [*slow, *record.get(ALERTS, [])]
         trainer.log(record)
+        trainer.callbacks.agree()
 
     def _sample_ids(self) -> list[Any]:
         """Return the sample ids of the latest global batch, with sources (or streams) if a run has several."""

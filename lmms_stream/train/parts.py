@@ -320,13 +320,13 @@ class TrainerParts:
         return self.steps.forward(pack)
 
     def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:
-        """Write a record, and pass the record to callbacks. All ranks log the run's records, with "step".
+        """Write a record, and pass the record to callbacks; a script may log other figures on any rank.
 
-        A script may log other figures on any rank; outside of `train` only callbacks get these figures.
+        Outside of `train` only callbacks get these figures.
         """
         record = {"step": self.step, **logs}
         self.run_log.write(record, position=self.position)
-        self.callbacks.log({**record, "epoch": self.data.epoch}, agrees="step" in logs)
+        self.callbacks.log({**record, "epoch": self.data.epoch})
 
     # The position of the run.
 

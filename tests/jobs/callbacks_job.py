@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ for event in EVENTS:
 
 
 class OfOneRank(TrainerCallback):
-    """On rank 1 alone it wants a checkpoint, or the end of the run, after a step."""
+    """On rank 1 alone it wants a checkpoint, or the end of the run, after a step, and then logs figures of its own."""
+
+    log: Callable[[dict[str, Any]], object] = dict
 
     def __init__(self, rank: int, *, saves_at: int = 0, stops_at: int = 0):
         self.rank, self.saves_at, self.stops_at = rank, saves_at, stops_at
@@ -56,6 +59,7 @@ class OfOneRank(TrainerCallback):
             control.should_save = True
         if self.rank == 1 and state.global_step == self.stops_at:
             control.should_training_stop = True
+            self.log({"step": state.global_step, "of_one": 1.0})
 
 
 class Kill(TrainerCallback):
@@ -96,9 +100,10 @@ def stop_early(config: Path, folder: Path, rank: int, killed_at: int) -> dict[st
 
 def stop_by_one(config: Path, folder: Path, rank: int) -> dict[str, Any]:
     """The callback is given to rank 1 alone."""
-    callbacks = [OfOneRank(rank, saves_at=2, stops_at=3)] if rank == 1 else None
+    callback = OfOneRank(rank, saves_at=2, stops_at=3)
     settings = ["train.save_steps=0", "train.eval_steps=no", "train.best.load=false"]
-    trainer = trainer_of(config, f"train.output_dir={folder / 'one'}", *settings, callbacks=callbacks)
+    trainer = trainer_of(config, f"train.output_dir={folder / 'one'}", *settings, callbacks=[callback] * rank)
+    callback.log = trainer.log
     return {"step": trainer.train().global_step}
 
 

@@ -13,7 +13,7 @@ from lmms_stream.plan.kernels.deal import PAD
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
-from lmms_stream.plan.packing import PackingConfig, PackRange
+from lmms_stream.plan.packing import MAX_LENGTH, PackingConfig, PackRange
 from numpy.typing import NDArray
 
 from ..strategies import chat_lengths, examples, pack_range
@@ -154,6 +154,18 @@ def test_the_next_costliest_pack_goes_to_the_least_busy_rank_with_room(case: Ste
                 with_room = [members for members in expected if len(members) < ranks.shape[1]]
                 min(with_room, key=lambda members: sum(costs[member] for member in members)).append(number)
             assert [[number for number in rank if number != PAD] for rank in ranks.tolist()] == expected
+
+
+@examples(60)
+@given(data=st.data(), ranks=st.sampled_from([1, 2, 4, 8]), per_rank=st.integers(1, 8), has_media=st.booleans())
+def test_packs_of_any_length_are_each_dealt_once(
+    data: st.DataObject, ranks: int, per_rank: int, has_media: bool
+) -> None:
+    lengths = st.sampled_from([1, 1 << 20, 1 << 29, 1 << 30, MAX_LENGTH])
+    packs = data.draw(st.lists(lengths.map(lambda length: [length]), min_size=1, max_size=ranks * per_rank))
+    made = pack_range(packs, [0] * len(packs), [*range(1, len(packs) + 1)] if has_media else None)
+    dealt = assign(made, global_batch=ranks * per_rank, nodes=(ranks,))
+    assert sorted(dealt[dealt != PAD].tolist()) == list(range(len(packs)))
 
 
 def test_the_cost_of_a_pack_is_the_sum_over_its_segments() -> None:

@@ -199,8 +199,9 @@ def _run_by_sample(model: PackedModel, choices: Sequence[str], tolerances: Toler
                 run_by_sample(model, tolerances, device)
             except FAILURES as error:
                 fault = one_line(error)
-        has_found = model.by_sample is not None and bool(model.by_sample.calls)
-        if agreed(fault) is None and has_found:
+        if fault is None and (model.by_sample is None or not model.by_sample.calls):
+            fault = "has no layer to run on each sample alone"
+        if agreed(fault) is None:
             return
         leave_by_sample(model)
 
@@ -349,21 +350,46 @@ _ONE_SAMPLE = "make packs of one sample (max_samples_per_pack=1, without pad_to)
 
 @dataclass(eq=False)
 class _Known:
-    """State of a model in a user's loop. proven: attention of the last passed proof."""
+    """State of a model in a user's loop, with a family of media or none.
+
+    proven: attention of the last passed proof. is_later: another family, or none, was proven before.
+    """
 
     packed: PackedModel
     proven: str | None = None
+    is_later: bool = False
 
 
 def arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
     """Return the keyword arguments of a model's forward pass for a batch, and labels; see Batch.for_model."""
     known = _known(model, batch, processor)
     packed = known.packed
+    if packed.model.config._attn_implementation != known.proven and _needs_proof(known, batch):
+        _prove(known)
     if len(batch.cu_seqlens) > 2:  # several samples
         check_lengths(packed.model.config, batch)
-        if packed.model.config._attn_implementation != known.proven:
-            _prove(known)
     return {**packed._run_inputs(batch), "labels": batch.labels}
+
+
+def _needs_proof(known: _Known, batch: Batch) -> bool:
+    """Return whether a model needs a proof: the same on all ranks, whatever their batches hold.
+
+    ConfigError if only ranks with such a batch would make the proof.
+    """
+    holds_several = len(batch.cu_seqlens) > 2
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return holds_several
+    reason = ""
+    if batch.holds_one and holds_several:
+        reason = "its packs are of one sample, by max_samples_per_pack, and this sample has several sequences"
+    elif not batch.holds_one and known.is_later and known.proven is None:
+        reason = "it was proven with another processor, or without one, and other ranks may have batches of that one"
+    if reason:
+        raise ConfigError(
+            f"{type(known.packed.model).__name__} is not proven to keep the samples of this batch apart, because "
+            f"{reason}: call check_isolation(model, batch, processor) on all ranks before the first step"
+        )
+    return not batch.holds_one
 
 
 def padded_arguments_of(batch: Batch, model: Any, processor: Processor | None = None) -> dict[str, Any]:
@@ -433,10 +459,11 @@ def _known(model: Any, batch: Batch, processor: Processor | None) -> _Known:
             f"the batch holds media ({', '.join(media)}), and only its processor can convert media to inputs of this "
             "model: call batch.for_model(model, processor)"
         )
-    known: _Known | None = getattr(inner, _ATTRIBUTE, None)
-    if known is None or (family is not None and known.packed.family is not family):
-        known = _Known(PackedModel(inner, family))
-        object.__setattr__(inner, _ATTRIBUTE, known)  # not as a module of the model
+    every: list[_Known] = vars(inner).setdefault(_ATTRIBUTE, [])  # not as a module of the model
+    known = next((each for each in every if family is None or each.packed.family is family), None)
+    if known is None:
+        known = _Known(PackedModel(inner, family), is_later=any(each.proven is not None for each in every))
+        every.append(known)
     return known
 
 

@@ -124,7 +124,7 @@ class _Proof:
         self._spread = float(torch.cat(self._alone).std())
 
     def fault(self) -> str | None:
-        if not 0 < self._spread < float("inf"):
+        if _on_any_rank(not 0 < self._spread < float("inf")):
             return "gives logits that are not finite, or all the same"
         if self._mixes_samples():
             return _MIXES

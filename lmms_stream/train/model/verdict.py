@@ -82,6 +82,8 @@ def _described(model: PackedModel, device: torch.device, *, bf16: bool) -> dict[
         *(vars(each)["forward"] for each in modules if "forward" in vars(each)),
         *(ALL_ATTENTION_FUNCTIONS[name] for name in attentions if name in ALL_ATTENTION_FUNCTIONS),
     ]
+    is_gpu = device.type == "cuda"
+    lengths = _length_class(model) if is_gpu else None  # all ranks exchange it, whatever is installed on a node
     if not all(map(_is_of_packages, functions)):
         return None
     config = json.loads(inner.config.to_json_string(use_diff=False))
@@ -89,7 +91,6 @@ def _described(model: PackedModel, device: torch.device, *, bf16: bool) -> dict[
         f"{name} {each.dtype} {[*each.shape]} {getattr(each, 'placements', '')} {getattr(each, 'device_mesh', '')}"
         for name, each in model.named_parameters()
     ]
-    is_gpu = device.type == "cuda"
     return {
         **code_and_packages(Path(__file__).parents[2], classes, _PACKAGES),
         "class": sorted(f"{each.__module__}.{each.__qualname__}" for each in classes),
@@ -100,7 +101,7 @@ def _described(model: PackedModel, device: torch.device, *, bf16: bool) -> dict[
         "sequence": None if model.sequence is None else model.sequence.degree,
         "device": [str(torch.version.cuda), torch.cuda.get_device_name(device)] if is_gpu else device.type,
         "numbers": [bf16, uses_tf32(device), torch.are_deterministic_algorithms_enabled()],
-        "lengths": _length_class(model) if is_gpu and len(attentions) > 2 else None,
+        "lengths": lengths if len(attentions) > 2 else None,
     }
 
 

@@ -92,16 +92,11 @@ class Callbacks:
 
         return any(getattr(type(each), event) is not getattr(TrainerCallback, event) for each in self._all)
 
-    def log(self, record: Mapping[str, Any], *, agrees: bool = True) -> None:
-        """Pass a record to the callbacks, and keep the record in the state's log_history.
-
-        agrees: all ranks call this, and agree on due actions.
-        """
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Pass a record to the callbacks, and keep the record in the state's log_history; any rank may call this."""
         if self._is_used:
             self.state.log_history.append(dict(record))
             self.call("on_log", logs=dict(record))
-        if agrees:
-            self.agree()
 
     @property
     def arguments(self) -> TrainingArguments:
