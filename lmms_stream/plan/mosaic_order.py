@@ -80,17 +80,20 @@ def mosaic_work(
 def check_position(order: MosaicOrder, num_samples: int, readers: Readers, position: int, num_streams: int) -> None:
     """Raise ValueError for a position beyond an epoch. Samples repeated for equal counts are part of the epoch.
 
-    The limit is exact for "random". The world of a saved position may have read more repeats: saved_ranks.
+    The limit is exact for "random" without a change of nodes or ranks: others repeat other numbers of samples.
     """
-    num_ranks = max(readers.num_nodes, order.initial_physical_nodes or 1) * readers.ranks_per_node
-    most = max(num_ranks, order.saved_ranks)
+    nodes, num_canonical = order.initial_physical_nodes or readers.num_nodes, order.num_canonical_nodes
+    num_ranks = readers.num_nodes * readers.ranks_per_node
+    most = max(num_ranks, nodes * readers.ranks_per_node, order.saved_ranks)
     if order.batching_method == "random":
-        num_repeats = -num_samples % order.num_canonical_nodes
+        num_repeats = -num_samples % num_canonical
         num_repeats += max(-(num_samples + num_repeats) % num_ranks, order.saved_ranks - 1)
+        if nodes != readers.num_nodes or order.saved_ranks not in (0, num_ranks):
+            num_repeats += most * order.batch_size
     elif order.batching_method == "device_per_stream":  # repeats of each canonical node, and batches of padding
-        num_repeats = num_streams * most * (order.num_canonical_nodes + order.batch_size)
+        num_repeats = num_streams * most * (num_canonical + order.batch_size)
     else:
-        num_repeats = num_streams * (most + order.num_canonical_nodes - 2)
+        num_repeats = num_streams * (most + num_canonical - 2)
     if position > num_samples + num_repeats:
         raise ValueError(
             f"Resuming further into the dataset ({position}) than it has samples ({num_samples}): the state is of "

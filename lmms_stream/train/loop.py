@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,11 @@ from transformers.trainer_utils import TrainOutput
 from ..errors import ConfigError, TrainingError
 from ..loader.loader import begin_stretch, stretch_of
 from ..signals import StopSignal
+from ..storage.storage import open_storage
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
+from .report.train_log import StepDigests, digest_words
 from .run.counts import StepReading, TrainedOn, Votes, agree
 from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
@@ -55,6 +58,7 @@ class Loop:
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
         self._in_epoch = False
+        self._digests = _digests(trainer) if trainer.world.rank == 0 else None
         self._clock = SaveClock(trainer.config.save_minutes, rank=trainer.world.rank)
         self._is_time_to_save = False
 
@@ -166,6 +170,7 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
+            words = digest_words((batch.source, batch.sample_ids.numpy()) for batch in batches)
             agreed = agree(
                 Votes(
                     stop=self._stop.is_received,
@@ -173,13 +178,13 @@ class Loop:
                     save_due=self._clock.is_due,
                     trace_due=trainer.run_log.takes_trace(),
                 ),
-                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches)],
+                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches), *words],
                 trainer.meter.count(batches),
                 world=trainer.world,
             )
             everyone = trainer.meter.add(agreed.counts)
         num_objectives = len(trainer.steps.objectives)
-        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives:]
+        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives : -len(words)]
         num_units = sum(trainer.steps.units_of_logged(units))
         is_trained_on = self._trained_on.take(
             num_units, [*zip(of_sources[::2], of_sources[1::2], strict=True)], step=counts.step + 1
@@ -204,6 +209,8 @@ class Loop:
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
+        if self._digests is not None:
+            self._digests.write(agreed.units[-len(words) :])
         trainer.schedule.move(trainer.position)
         trainer.run_log.end_step(trainer.position)
         self._alerts.end_step(batches, step=counts.step)
@@ -341,7 +348,7 @@ class Loop:
                 trainer.best.checkpoint = trainer.saver.where(self._step)
             if self._saved != self._step:
                 self._saved = self._step
-                part = trainer.run_log.part(self._step)
+                part = trainer.run_log.part(self._step) | (self._digests.part() if self._digests is not None else {})
                 trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step, beside=part)
             if trainer.callbacks.listens("on_save"):
                 trainer.saver.wait()
@@ -362,3 +369,10 @@ class Loop:
             "epoch": trainer.data.epoch,
         }
         return TrainOutput(counts.step, loss, metrics)
+
+
+def _digests(trainer: TrainerParts) -> StepDigests:
+    """Open the file of the digests of steps, on rank 0; keep a copy with checkpoints outside of the output_dir."""
+    config = trainer.config
+    kept_at = None if config.checkpoint_dir is None else open_storage(trainer.saver.url)
+    return StepDigests(Path(config.output_dir), step=trainer.counts.step, kept_at=kept_at)

@@ -299,7 +299,7 @@ def test_a_state_beyond_the_epoch_is_refused_where_it_is_loaded(folder: Path, me
 )
 def test_a_number_of_a_state_that_is_out_of_range_is_refused(folder: Path, name: str, value: Any) -> None:
     dataset = StreamingDataset(remote=str(folder), **SMALL)
-    with pytest.raises(CursorError, match="the saved state is damaged .*: use another checkpoint"):
+    with pytest.raises(CursorError, match=r"the saved state is damaged .*: use another checkpoint"):
         dataset.load_state_dict(dataset.state_dict(8, True) | {name: value})
 
 
@@ -307,7 +307,7 @@ def test_a_state_of_other_shards_is_refused_and_one_without_shards_is_loaded(fol
     write_numbers(tmp_path / "others", size_limit=400)
     state = StreamingDataset(remote=str(folder), **SMALL).state_dict(8, True)
     other = StreamingDataset(remote=str(tmp_path / "others"), **SMALL)
-    with pytest.raises(CursorError, match="the saved state has shards '.*', this dataset has '.*': restore it, or"):
+    with pytest.raises(CursorError, match=r"the saved state has shards '.*', this dataset has '.*': restore it, or"):
         other.load_state_dict(state)
     other.load_state_dict({name: value for name, value in state.items() if name not in ("shards", "num_ranks")})
     assert len(numbers(other)) == NUM_SAMPLES - 8

@@ -177,7 +177,9 @@ def test_a_state_at_the_end_of_an_epoch_is_loaded_by_any_world_and_a_later_posit
     try:
         whole = work(order, readers, 0)
         elsewhere = dataclasses.replace(
-            order, batch_size=other_batch, saved_ranks=readers.num_nodes * readers.ranks_per_node
+            order,
+            batch_size=order.batch_size if order.initial_physical_nodes else other_batch,
+            saved_ranks=readers.num_nodes * readers.ranks_per_node,
         )
         work(elsewhere, other, 0)
     except ValueError:  # settings that do not fit each other

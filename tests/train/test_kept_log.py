@@ -7,11 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lmms_stream.errors import DataError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.train.report.run_log import KeptLog, part_name, restore_log
-from lmms_stream.train.report.train_log import RecordFile, history, read_log
+from lmms_stream.train.report.train_log import (
+    RecordFile,
+    StepDigests,
+    digest_of,
+    digest_words,
+    history,
+    known_digest,
+    read_digests,
+    read_log,
+)
 
 
 def record(step: int, loss: float = 0.5) -> dict[str, Any]:
@@ -47,6 +57,42 @@ def storage(tmp_path: Path) -> LocalStorage:
             for key, data in kept.part(step).items():
                 found.write(key, data)
     return found
+
+
+IDS = [("a", np.arange(40) * 3), ("b", np.array([5])), ("a", np.array([7, 7])), ("", np.arange(0))]
+
+
+def test_a_digest_is_that_of_the_samples_in_any_ranks_and_order(tmp_path: Path) -> None:
+    digests = StepDigests(tmp_path, step=0)
+    for ranks in ([IDS], [IDS[:2], IDS[2:]], [[each] for each in reversed(IDS)], [[], [*IDS, ("a", np.arange(0))]]):
+        digests.write([sum(words) for words in zip(*map(digest_words, ranks), strict=True)])
+    digests.write(digest_words([]))
+    digests.write(digest_words([("b", IDS[0][1]), *IDS[1:]]))
+    same, *others = read_digests(tmp_path)
+    assert others[:3] == [same] * 3
+    assert same == known_digest(digest_of("a", np.array([*range(0, 120, 3), 7, 7])) + digest_of("b", np.array([5])))
+    assert others[3] == 1  # not 0: a step without samples has a digest
+    assert others[4] not in (0, 1, same)
+
+
+def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_checkpoints(tmp_path: Path) -> None:
+    storage, here, there = LocalStorage(tmp_path / "store"), tmp_path / "here", tmp_path / "there"
+    digests = StepDigests(here, step=0, kept_at=storage)
+    for step in range(6):
+        digests.write([float(step + 1), 0, 0, 0])
+        if step == 3:
+            for key, data in digests.part().items():
+                storage.write(key, data)
+    assert read_digests(here) == [1, 2, 3, 4, 5, 6]
+    StepDigests(there, step=2, kept_at=storage).write([9.0, 0, 0, 0])
+    assert read_digests(there) == [1, 2, 9]
+    StepDigests(here, step=5, kept_at=storage)
+    assert read_digests(here) == [1, 2, 3, 4, 5]
+    StepDigests(tmp_path / "other", step=5, kept_at=storage).write([7.0, 0, 0, 1.0])
+    assert read_digests(tmp_path / "other") == [1, 2, 3, 4, 0, 7 + (1 << 48)]  # 0: not recorded
+    assert StepDigests(tmp_path / "alone", step=1).part() == {}
+    assert read_digests(tmp_path / "alone") == [0]
+    assert read_digests(tmp_path / "none") == []
 
 
 EVERYTHING = [*map(record, range(1, 5)), {"step": 4, "eval_loss": 0.25}, record(5), record(6)]

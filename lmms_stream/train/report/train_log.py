@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from ...errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, ObjectMissingError
 from ...storage.failures import disk_errors
+from ...storage.storage import Storage
 
 LOG_NAME = "train_log.jsonl"
+DIGESTS_NAME = "step_digests.bin"  # beside the log, see StepDigests
 ALERTS_NAME = "alerts.jsonl"  # beside the log: alerts of slow parts, which do not wait for the next record
 ROOM = "free some, and the same command goes on from the last checkpoint"
 _BLOCK = 1 << 16
@@ -141,3 +148,82 @@ def _end_of_lines(file: IO[bytes]) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+# Digests of the samples of each step: a run writes what it read, and `lmms-stream ledger --verify` computes it again.
+
+DIGEST_BYTES = 8
+_WORD_BITS = 16  # of a float64 in the sum over ranks: sums of words stay exact
+_KEPT_NAME = f"log/{DIGESTS_NAME}"  # next to checkpoints outside of the output_dir
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
+
+
+class StepDigests:
+    """The file of the digests of a run's steps, 8 bytes each, little-endian, in turn; 0: the step has no digest.
+
+    step: finished steps; digests of later steps are cut. kept_at: storage of checkpoints outside of the folder, which
+    keeps a copy. Raises StorageError.
+    """
+
+    def __init__(self, folder: Path, *, step: int, kept_at: Storage | None = None):
+        self._path, self._kept_at = folder / DIGESTS_NAME, kept_at
+        num_bytes = DIGEST_BYTES * step
+        with disk_errors(str(self._path), room=ROOM):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+b", buffering=0)
+            if kept_at is not None and self._file.seek(0, os.SEEK_END) < num_bytes:
+                self._restore(kept_at)
+            self._file.truncate(num_bytes)  # missing digests become 0
+
+    def _restore(self, kept_at: Storage) -> None:
+        try:
+            kept = kept_at.read(_KEPT_NAME)
+        except ObjectMissingError:
+            return
+        self._file.truncate(0)
+        self._file.write(kept)
+
+    def write(self, words: Sequence[float]) -> None:
+        """Add the digest of the next step. words: sums of digest_words over all ranks with different packs."""
+        digest = sum(int(word) << _WORD_BITS * number for number, word in enumerate(words))
+        with disk_errors(str(self._path), room=ROOM):
+            self._file.write(known_digest(digest).to_bytes(DIGEST_BYTES, "little"))
+
+    def part(self) -> dict[str, bytes]:
+        """Return the copy of the file to keep next to a checkpoint, by key."""
+        if self._kept_at is None:
+            return {}
+        with disk_errors(str(self._path)):
+            return {_KEPT_NAME: self._path.read_bytes()}
+
+
+def known_digest(digest: int) -> int:
+    """Return a digest as stored: modulo 2**64, and never 0."""
+    return digest % (1 << 64) or 1
+
+
+def digest_of(source: str, sample_ids: NDArray[np.int64]) -> int:
+    """Return the sum of a hash of each sample: the same in any order and partition of samples."""
+    mixed = sample_ids.astype(np.uint64) + _seed(source)
+    for multiplier, shift in zip(_MULTIPLIERS, (np.uint64(30), np.uint64(27)), strict=True):
+        mixed = (mixed ^ (mixed >> shift)) * multiplier
+    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+@cache
+def _seed(source: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little"))
+
+
+def digest_words(packs: Iterable[tuple[str, NDArray[np.int64]]]) -> list[float]:
+    """Return the digest of a rank's packs, each with its source and sample ids, as exact numbers to sum over ranks."""
+    digest = sum(digest_of(source, sample_ids) for source, sample_ids in packs)
+    return [float(digest >> shift & (1 << _WORD_BITS) - 1) for shift in range(0, 8 * DIGEST_BYTES, _WORD_BITS)]
+
+
+def read_digests(folder: Path) -> list[int]:
+    """Return the digests of the steps of a run, 0 for a step without one; [] without a file."""
+    path = folder / DIGESTS_NAME
+    with disk_errors(str(path)):
+        data = path.read_bytes() if path.is_file() else b""
+    return np.frombuffer(data[: len(data) // DIGEST_BYTES * DIGEST_BYTES], "<u8").tolist()
