@@ -150,7 +150,7 @@ class LaneDelivery:
 
     def load(self, state: Mapping[str, Any]) -> None:
         cursor = LaneCursor.from_dict(state)
-        cursor.check(self._plan)
+        cursor.check(self._plan, self.cursor.num_lanes)
         self.cursor = cursor
 
     def skip(self, num_steps: int) -> None:

@@ -128,8 +128,8 @@ def test_orders_are_those_of_mosaicmls_package(
         try:
             found = mosaic_work(order, streams, readers, epoch, position)
         except ValueError as error:  # beyond the epoch, where MosaicML's class reads nothing without an error
-            assert "Resuming further into the dataset" in str(error)
-            assert not (expected >= 0).any()
+            if "Resuming further into the dataset" not in str(error) or (expected >= 0).any():
+                raise
             return
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
