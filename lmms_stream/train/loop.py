@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +43,18 @@ class UnreadStep(NamedTuple):
 class Loop:
     """Runs a trainer after building and resuming. All ranks do the same, whatever a callback decides.
 
-    is_automatic: whether a new start resumes from the latest checkpoint.
+    is_automatic: whether a new start resumes from the latest checkpoint. digests: file of the digests of steps; None:
+    this process writes no digests.
     """
 
-    def __init__(self, trainer: TrainerParts, stop: StopSignal, *, is_automatic: bool = True):
+    def __init__(
+        self,
+        trainer: TrainerParts,
+        stop: StopSignal,
+        *,
+        is_automatic: bool = True,
+        digests: StepDigests | None = None,
+    ):
         self.trainer, self._stop, self._is_automatic = trainer, stop, is_automatic
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
@@ -58,7 +67,7 @@ class Loop:
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
         self._in_epoch = False
-        self._digests = _digests(trainer) if trainer.world.rank == 0 else None
+        self._digests = digests
         self._clock = SaveClock(trainer.config.save_minutes, rank=trainer.world.rank)
         self._is_time_to_save = False
 
@@ -371,8 +380,16 @@ class Loop:
         return TrainOutput(counts.step, loss, metrics)
 
 
-def _digests(trainer: TrainerParts) -> StepDigests:
-    """Open the file of the digests of steps, on rank 0; keep a copy with checkpoints outside of the output_dir."""
+@contextmanager
+def step_digests(trainer: TrainerParts) -> Iterator[StepDigests | None]:
+    """Open the file of the digests of steps, with a copy next to checkpoints outside of the output_dir.
+
+    Yield None on ranks other than 0.
+    """
+    if trainer.world.rank:
+        yield None
+        return
     config = trainer.config
     kept_at = None if config.checkpoint_dir is None else open_storage(trainer.saver.url)
-    return StepDigests(Path(config.output_dir), step=trainer.counts.step, kept_at=kept_at)
+    with closing(StepDigests(Path(config.output_dir), step=trainer.counts.step, kept_at=kept_at)) as digests:
+        yield digests

@@ -137,22 +137,6 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
     assert "steps before 14; steps 12 to 13 are planned, not read" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sample", "c:1"], "the run has no source 'c': choose one of a, b"),
-        (["--sample", "a:90"], "sample 90 asked of a dataset with samples [0, 90)"),
-        (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
-        (["--url", "a"], "--url a: expected SOURCE=URL"),
-        (["--drop", "nowhere.txt"], "the drop list nowhere.txt cannot be read"),
-        (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
-        (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
-        (["--url", "c=x"], "--url c: the run has no such source, only a, b"),
-        (["--step", "1", "--until", "3"], "--until selects steps, of a sample or of all samples: leave it out"),
-        (["--until", "999999"], "--until 999999: the run ends before step"),
-        (["--step", "1", "--renamed", "x"], "--renamed needs --sample: name a sample"),
-    ],
-)
 def verified_run(run: Path, *, status: int) -> dict[str, Any]:
     found = run_cli("ledger", str(run), "--verify", "--json")
     assert found.returncode == status
@@ -198,6 +182,22 @@ def test_digests_are_written_without_a_log_and_cut_at_a_resume(run: Path, tmp_pa
     assert verified_run(copy, status=0) == {"num_steps": 7, "num_digests": 7, "num_records": 5, "difference": None}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sample", "c:1"], "the run has no source 'c': choose one of a, b"),
+        (["--sample", "a:90"], "sample 90 asked of a dataset with samples [0, 90)"),
+        (["--sample", "17"], "--sample 17: expected SOURCE:ID, with one of the sources a, b"),
+        (["--url", "a"], "--url a: expected SOURCE=URL"),
+        (["--drop", "nowhere.txt"], "the drop list nowhere.txt cannot be read"),
+        (["--step", "1", "--sample", "a:1"], "--step and --sample are questions of their own: ask one at a time"),
+        (["--until", "3", "--show"], "--show prints samples of --step or --sample: name one of them"),
+        (["--url", "c=x"], "--url c: the run has no such source, only a, b"),
+        (["--step", "1", "--until", "3"], "--until selects steps, of a sample or of all samples: leave it out"),
+        (["--until", "999999"], "--until 999999: the run ends before step"),
+        (["--step", "1", "--renamed", "x"], "--renamed needs --sample: name a sample"),
+    ],
+)
 def test_what_a_run_has_not_is_refused(
     run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

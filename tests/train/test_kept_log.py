@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,11 @@ IDS = [("a", np.arange(40) * 3), ("b", np.array([5])), ("a", np.array([7, 7])), 
 
 
 def test_a_digest_is_that_of_the_samples_in_any_ranks_and_order(tmp_path: Path) -> None:
-    digests = StepDigests(tmp_path, step=0)
-    for ranks in ([IDS], [IDS[:2], IDS[2:]], [[each] for each in reversed(IDS)], [[], [*IDS, ("a", np.arange(0))]]):
-        digests.write([sum(words) for words in zip(*map(digest_words, ranks), strict=True)])
-    digests.write(digest_words([]))
-    digests.write(digest_words([("b", IDS[0][1]), *IDS[1:]]))
+    with closing(StepDigests(tmp_path, step=0)) as digests:
+        for ranks in ([IDS], [IDS[:2], IDS[2:]], [[each] for each in reversed(IDS)], [[], [*IDS, ("a", np.arange(0))]]):
+            digests.write([sum(words) for words in zip(*map(digest_words, ranks), strict=True)])
+        digests.write(digest_words([]))
+        digests.write(digest_words([("b", IDS[0][1]), *IDS[1:]]))
     same, *others = read_digests(tmp_path)
     assert others[:3] == [same] * 3
     assert same == known_digest(digest_of("a", np.array([*range(0, 120, 3), 7, 7])) + digest_of("b", np.array([5])))
@@ -77,20 +78,24 @@ def test_a_digest_is_that_of_the_samples_in_any_ranks_and_order(tmp_path: Path) 
 
 def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_checkpoints(tmp_path: Path) -> None:
     storage, here, there = LocalStorage(tmp_path / "store"), tmp_path / "here", tmp_path / "there"
-    digests = StepDigests(here, step=0, kept_at=storage)
-    for step in range(6):
-        digests.write([float(step + 1), 0, 0, 0])
-        if step == 3:
-            for key, data in digests.part().items():
-                storage.write(key, data)
+
+    def add(folder: Path, step: int, *digests: int, kept_at: LocalStorage | None = storage) -> dict[str, bytes]:
+        with closing(StepDigests(folder, step=step, kept_at=kept_at)) as file:
+            for digest in digests:
+                file.write([float(digest), 0, 0, 0])
+            return file.part()
+
+    for key, data in add(here, 0, 1, 2, 3, 4).items():
+        storage.write(key, data)
+    add(here, 4, 5, 6)
     assert read_digests(here) == [1, 2, 3, 4, 5, 6]
-    StepDigests(there, step=2, kept_at=storage).write([9.0, 0, 0, 0])
-    assert read_digests(there) == [1, 2, 9]
-    StepDigests(here, step=5, kept_at=storage)
+    add(here, 5)
     assert read_digests(here) == [1, 2, 3, 4, 5]
-    StepDigests(tmp_path / "other", step=5, kept_at=storage).write([7.0, 0, 0, 1.0])
-    assert read_digests(tmp_path / "other") == [1, 2, 3, 4, 0, 7 + (1 << 48)]  # 0: not recorded
-    assert StepDigests(tmp_path / "alone", step=1).part() == {}
+    add(there, 2, 9)
+    assert read_digests(there) == [1, 2, 9]
+    add(tmp_path / "later", 5, 7)
+    assert read_digests(tmp_path / "later") == [1, 2, 3, 4, 0, 7]  # 0: not recorded
+    assert add(tmp_path / "alone", 1, kept_at=None) == {}
     assert read_digests(tmp_path / "alone") == [0]
     assert read_digests(tmp_path / "none") == []
 

@@ -92,8 +92,8 @@ def add_commands(commands: Commands) -> None:
 
 def _ledger(options: argparse.Namespace) -> int:
     from .console import print_amounts, print_first_step, print_samples, print_step, print_verified
-    from .opening import open_history
-    from .run import Ledger, output_dir_of, verified
+    from .opening import open_history, verified
+    from .run import Ledger, output_dir_of
 
     _check_questions(options)
     urls = dict(text.split("=", 1) for text in options.url if "=" in text)
@@ -106,8 +106,9 @@ def _ledger(options: argparse.Namespace) -> int:
     if others := sorted({*urls} - {*ledger.urls}):
         raise ConfigError(f"--url {others[0]}: the run has no such source, only {', '.join(ledger.urls)}")
     if options.verify:
-        output_dir = output_dir_of(options.checkpoint, why="--verify needs the files of a run")
-        return print_verified(verified(ledger, output_dir=output_dir), as_json=options.json)
+        written = ("step_digests.bin", "train_log.jsonl")
+        output_dir = output_dir_of(options.checkpoint, names=written, why="--verify needs what the run wrote")
+        return print_verified(verified(ledger.plans, run=history, output_dir=output_dir), as_json=options.json)
     if options.until is not None and options.until > ledger.stop and options.until > (ledger.end or options.until):
         raise ConfigError(f"--until {options.until}: the run ends before step {ledger.end}: choose at most that")
     if options.step is not None:

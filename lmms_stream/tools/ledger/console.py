@@ -16,8 +16,8 @@ from ...cli.console import console, print_records, visible
 if TYPE_CHECKING:
     from ...mds.provenance import SourceRow
     from ...plan.ledger import PackEntry, PieceEntry, StepEntry
-    from .opening import Retraining
-    from .run import Ledger, LoggedLedger, Verified
+    from .opening import Retraining, Verified
+    from .run import Ledger, LoggedLedger
 
 SHOWN_IDS = 12  # of a pack, in the table
 AMOUNTS = {  # labels of SourceAmounts

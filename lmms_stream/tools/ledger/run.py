@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,19 +21,11 @@ from ...plan.ledger import StepLookup as PlanLedger
 from ...plan.left_out import LeftOut
 from ...plan.order import OrderConfig
 from ...plan.pack_plan import PackPlan, short_digest
-from ...plan.packing import PackingConfig, PackRange
+from ...plan.packing import PackingConfig
 from ...plan.windows import DEAL, WindowedMixture
 from ...storage.fetch_config import FetchConfig
 from ...train.checkpoint.store import CHECKPOINTS_NAME
-from ...train.report.train_log import (
-    DIGESTS_NAME,
-    LOG_NAME,
-    digest_of,
-    history,
-    known_digest,
-    read_digests,
-    read_log,
-)
+from ...train.report.train_log import LOG_NAME, history, read_log
 from ...types import World
 from .amounts import SourceAmounts, amounts_of, step_after, steps_to_end
 from .opening import Retraining, RunHistory, open_history, retraining
@@ -255,85 +247,19 @@ class LoggedLedger:
         return [number for number, ids in sorted(self.steps.items()) if sample_id in ids]
 
 
-def output_dir_of(run: str, *, why: str = CANNOT) -> Path:
-    """Return the output_dir for a path of the user: output_dir, checkpoint folder or checkpoint. why: for the error."""
+def output_dir_of(run: str, *, names: Sequence[str] = (LOG_NAME,), why: str = CANNOT) -> Path:
+    """Return the output_dir for a path of the user: output_dir, checkpoint folder or checkpoint.
+
+    names: files, any of which is there. why: for the error.
+    """
     path = Path(run)
     for folder in (path, path.parent, path.parent.parent):
-        if (folder / LOG_NAME).is_file() or (folder / DIGESTS_NAME).is_file():
+        if any((folder / name).is_file() for name in names):
             return folder
     raise ConfigError(
-        f"{run}: {why}, and there is no {LOG_NAME} next to it: name the output_dir of the run, with its "
+        f"{run}: {why}, and there is no {' or '.join(names)} next to it: name the output_dir of the run, with its "
         f"{CHECKPOINTS_NAME}"
     )
-
-
-# What a run wrote of its steps, compared with the arithmetic.
-
-
-class Verified(NamedTuple):
-    """Numbers of compared steps, of their digests, and of records of the log; the first difference, None without."""
-
-    num_steps: int
-    num_digests: int
-    num_records: int
-    difference: str | None
-
-
-def verified(ledger: Ledger, *, output_dir: Path) -> Verified:
-    """Compare the steps before the checkpoint with the digests and the log of the run.
-
-    Later steps are not compared: only the next checkpoint has their settings. ConfigError for a run without digests
-    and records, or without its first steps in the history.
-    """
-    digests, run = read_digests(output_dir), ledger.history
-    records = {record["step"]: record for record in history(read_log(output_dir)).steps}
-    if run.is_computed or ledger.plans.stretches[0].cursor.step or not (digests or records):
-        raise ConfigError(
-            f"{run.where} and {output_dir} are no checkpoint with the whole history of a run, and its {DIGESTS_NAME} "
-            f"or {LOG_NAME}: name the output_dir of a run that this release began"
-        )
-    num_steps = num_digests = num_records = 0
-    seen = {"tokens_seen": 0, "samples_seen": 0}
-    for step, packs, names in _trained_steps(ledger):
-        num_steps += 1
-        seen["tokens_seen"] += int(packs.lengths.sum())
-        seen["samples_seen"] += len(packs.sample_ids)
-        read, planned = digests[num_steps - 1] if num_steps <= len(digests) else 0, _digest_of(packs, names)
-        logged = [records[num_steps]] if num_steps in records else []
-        num_digests, num_records = num_digests + (read != 0), num_records + len(logged)
-        lists = [*logged, run.state] if num_steps == run.num_trained else logged
-        found = [
-            f"has {name} {each[name]}, and the plan {amount}"
-            for each in lists
-            for name, amount in seen.items()
-            if each.get(name, amount) != amount
-        ]
-        if read not in (0, planned):
-            found = [f"read other samples (digest {read:016x}) than the plan has ({planned:016x})"]
-        if found:
-            return Verified(num_steps, num_digests, num_records, f"step {step} (the log's {num_steps}) {found[0]}")
-    lost = f"the checkpoint is of {run.num_trained} trained steps, and the plan has {num_steps} before it"
-    return Verified(num_steps, num_digests, num_records, None if num_steps == run.num_trained else lost)
-
-
-def _trained_steps(ledger: Ledger) -> Iterator[tuple[int, PackRange, Sequence[str]]]:
-    """Yield the number of each step before the checkpoint without skipped steps, its packs, and names of sources."""
-    stretches = ledger.plans.stretches
-    for stretch, end in zip(stretches, [*(each.cursor.step for each in stretches[1:]), ledger.stop], strict=True):
-        cursor = stretch.cursor
-        while cursor.step < end:
-            step = stretch.mixture.step(cursor, global_batch=stretch.global_batch)
-            if not step.num_packs:
-                return
-            if not ledger.plans.is_skipped(cursor.step):
-                yield cursor.step, stretch.mixture.packs(step.ranges), stretch.mixture.names
-            cursor = step.after
-
-
-def _digest_of(packs: PackRange, names: Sequence[str]) -> int:
-    sources = np.repeat(packs.sources, np.diff(packs.offsets))
-    each = (digest_of(names[source], packs.sample_ids[sources == source]) for source in np.unique(sources).tolist())
-    return known_digest(sum(each))
 
 
 # Stretches stored in a checkpoint (see loader/loader.py) -> stretches of a plan's ledger, with opened datasets.

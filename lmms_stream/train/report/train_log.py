@@ -189,6 +189,9 @@ class StepDigests:
         with disk_errors(str(self._path), room=ROOM):
             self._file.write(known_digest(digest).to_bytes(DIGEST_BYTES, "little"))
 
+    def close(self) -> None:
+        self._file.close()
+
     def part(self) -> dict[str, bytes]:
         """Return the copy of the file to keep next to a checkpoint, by key."""
         if self._kept_at is None:
