@@ -184,7 +184,7 @@ def test_a_state_at_the_end_of_an_epoch_is_loaded_by_any_world_and_a_later_posit
         work(elsewhere, other, 0)
     except ValueError:  # settings that do not fit each other
         return
-    of_rank_0 = np.count_nonzero(whole[0, 0] >= 0)  # a state counts the samples of rank 0
+    of_rank_0 = int(np.count_nonzero(whole[0, 0] >= 0))  # a state counts the samples of rank 0
     end = of_rank_0 * readers.num_nodes * readers.ranks_per_node
     assert not (work(order, readers, end) >= 0).any()
     work(elsewhere, other, end)

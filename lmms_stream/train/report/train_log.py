@@ -229,4 +229,5 @@ def read_digests(folder: Path) -> list[int]:
     path = folder / DIGESTS_NAME
     with disk_errors(str(path)):
         data = path.read_bytes() if path.is_file() else b""
-    return np.frombuffer(data[: len(data) // DIGEST_BYTES * DIGEST_BYTES], "<u8").tolist()
+    digests: list[int] = np.frombuffer(data[: len(data) // DIGEST_BYTES * DIGEST_BYTES], "<u8").tolist()
+    return digests
