@@ -179,7 +179,7 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
-            words = digest_words((batch.source, batch.sample_ids.numpy()) for batch in batches)
+            words = digest_words(batches)
             agreed = agree(
                 Votes(
                     stop=self._stop.is_received,

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lmms_stream.errors import DataError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.train.report.run_log import KeptLog, part_name, restore_log
@@ -63,12 +65,17 @@ def storage(tmp_path: Path) -> LocalStorage:
 IDS = [("a", np.arange(40) * 3), ("b", np.array([5])), ("a", np.array([7, 7])), ("", np.arange(0))]
 
 
+def words(packs: list[tuple[str, Any]]) -> list[float]:
+    batches: Any = [SimpleNamespace(source=source, sample_ids=torch.from_numpy(ids)) for source, ids in packs]
+    return digest_words(batches)
+
+
 def test_a_digest_is_that_of_the_samples_in_any_ranks_and_order(tmp_path: Path) -> None:
     with closing(StepDigests(tmp_path, step=0)) as digests:
         for ranks in ([IDS], [IDS[:2], IDS[2:]], [[each] for each in reversed(IDS)], [[], [*IDS, ("a", np.arange(0))]]):
-            digests.write([sum(words) for words in zip(*map(digest_words, ranks), strict=True)])
-        digests.write(digest_words([]))
-        digests.write(digest_words([("b", IDS[0][1]), *IDS[1:]]))
+            digests.write([sum(each) for each in zip(*map(words, ranks), strict=True)])
+        digests.write(words([]))
+        digests.write(words([("b", IDS[0][1]), *IDS[1:]]))
     same, *others = read_digests(tmp_path)
     assert others[:3] == [same] * 3
     assert same == known_digest(digest_of("a", np.array([*range(0, 120, 3), 7, 7])) + digest_of("b", np.array([5])))

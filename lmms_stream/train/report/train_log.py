@@ -8,9 +8,8 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,9 @@ from numpy.typing import NDArray
 from ...errors import DataError, ObjectMissingError
 from ...storage.failures import disk_errors
 from ...storage.storage import Storage
+
+if TYPE_CHECKING:
+    from ...types import Batch
 
 LOG_NAME = "train_log.jsonl"
 DIGESTS_NAME = "step_digests.bin"  # beside the log, see StepDigests
@@ -153,7 +155,6 @@ def _end_of_lines(file: IO[bytes]) -> int:
 # Digests of the samples of each step: a run writes what it read, and `lmms-stream ledger --verify` computes it again.
 
 DIGEST_BYTES = 8
-_WORD_BITS = 16  # of a float64 in the sum over ranks: sums of words stay exact
 _KEPT_NAME = f"log/{DIGESTS_NAME}"  # next to checkpoints outside of the output_dir
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
 
@@ -185,7 +186,8 @@ class StepDigests:
 
     def write(self, words: Sequence[float]) -> None:
         """Add the digest of the next step. words: sums of digest_words over all ranks with different packs."""
-        digest = sum(int(word) << _WORD_BITS * number for number, word in enumerate(words))
+        low, second, third, high = map(int, words)
+        digest = low + (second << 16) + (third << 32) + (high << 48)
         with disk_errors(str(self._path), room=ROOM):
             self._file.write(known_digest(digest).to_bytes(DIGEST_BYTES, "little"))
 
@@ -207,21 +209,20 @@ def known_digest(digest: int) -> int:
 
 def digest_of(source: str, sample_ids: NDArray[np.int64]) -> int:
     """Return the sum of a hash of each sample: the same in any order and partition of samples."""
-    mixed = sample_ids.astype(np.uint64) + _seed(source)
+    seed = hashlib.blake2b(source.encode(), digest_size=DIGEST_BYTES).digest()
+    mixed = sample_ids.astype(np.uint64) + np.frombuffer(seed, "<u8")
     for multiplier, shift in zip(_MULTIPLIERS, (np.uint64(30), np.uint64(27)), strict=True):
         mixed = (mixed ^ (mixed >> shift)) * multiplier
     return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
 
 
-@cache
-def _seed(source: str) -> np.uint64:
-    return np.uint64(int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8).digest(), "little"))
-
-
-def digest_words(packs: Iterable[tuple[str, NDArray[np.int64]]]) -> list[float]:
-    """Return the digest of a rank's packs, each with its source and sample ids, as exact numbers to sum over ranks."""
-    digest = sum(digest_of(source, sample_ids) for source, sample_ids in packs)
-    return [float(digest >> shift & (1 << _WORD_BITS) - 1) for shift in range(0, 8 * DIGEST_BYTES, _WORD_BITS)]
+def digest_words(batches: Iterable[Batch]) -> list[float]:
+    """Return the digest of a rank's step in 4 parts of 16 bits, as float64 sums them over ranks without rounding."""
+    digest = 0
+    for batch in batches:
+        digest += digest_of(batch.source, batch.sample_ids.numpy())
+    words: list[float] = np.array([digest % (1 << 64)], "<u8").view("<u2").astype(np.float64).tolist()
+    return words
 
 
 def read_digests(folder: Path) -> list[int]:
