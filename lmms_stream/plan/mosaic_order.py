@@ -359,11 +359,8 @@ def _dealt(order: MosaicOrder, batches: Ids, readers: Readers, position: int) ->
     """Return global batches in the shape of mosaic_work, from the first batch that was not read completely."""
     num_read, rest = divmod(position, batches.shape[1])
     if rest:
-        _log.warning(
-            "batching_method %s resumes after a whole global batch: %d samples are read again",
-            order.batching_method,
-            rest,
-        )
+        method = order.batching_method
+        _log.warning("batching_method %s resumes after a whole global batch: %d samples are read again", method, rest)
     left = batches[num_read:]
     return _of_readers(_padded(left, len(left) + -len(left) % readers.workers_per_rank), readers, order.batch_size)
 

@@ -15,7 +15,6 @@ from transformers.trainer_utils import TrainOutput
 from ..errors import ConfigError, TrainingError
 from ..loader.loader import begin_stretch, stretch_of
 from ..signals import StopSignal
-from ..storage.storage import open_storage
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
@@ -390,6 +389,6 @@ def step_digests(trainer: TrainerParts) -> Iterator[StepDigests | None]:
         yield None
         return
     config = trainer.config
-    kept_at = None if config.checkpoint_dir is None else open_storage(trainer.saver.url)
+    kept_at = None if config.checkpoint_dir is None else trainer.saver.url
     with closing(StepDigests(Path(config.output_dir), step=trainer.counts.step, kept_at=kept_at)) as digests:
         yield digests

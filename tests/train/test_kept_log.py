@@ -86,7 +86,7 @@ def test_a_digest_is_that_of_the_samples_in_any_ranks_and_order(tmp_path: Path) 
 def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_checkpoints(tmp_path: Path) -> None:
     storage, here, there = LocalStorage(tmp_path / "store"), tmp_path / "here", tmp_path / "there"
 
-    def add(folder: Path, step: int, *digests: int, kept_at: LocalStorage | None = storage) -> dict[str, bytes]:
+    def add(folder: Path, step: int, *digests: int, kept_at: str | None = storage.url) -> dict[str, bytes]:
         with closing(StepDigests(folder, step=step, kept_at=kept_at)) as file:
             for digest in digests:
                 file.write([float(digest), 0, 0, 0])

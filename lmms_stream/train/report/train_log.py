@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, ObjectMissingError
 from ...storage.failures import disk_errors
-from ...storage.storage import Storage
+from ...storage.storage import open_storage
 
 if TYPE_CHECKING:
     from ...types import Batch
@@ -162,11 +162,11 @@ _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  #
 class StepDigests:
     """The file of the digests of a run's steps, 8 bytes each, little-endian, in turn; 0: the step has no digest.
 
-    step: finished steps; digests of later steps are cut. kept_at: storage of checkpoints outside of the folder, which
-    keeps a copy. Raises StorageError.
+    step: finished steps; digests of later steps are cut. kept_at: URL of checkpoints outside of the folder, with a copy
+    of the file next to the checkpoints. Raises StorageError.
     """
 
-    def __init__(self, folder: Path, *, step: int, kept_at: Storage | None = None):
+    def __init__(self, folder: Path, *, step: int, kept_at: str | None = None):
         self._path, self._kept_at = folder / DIGESTS_NAME, kept_at
         num_bytes = DIGEST_BYTES * step
         with disk_errors(str(self._path), room=ROOM):
@@ -176,9 +176,9 @@ class StepDigests:
                 self._restore(kept_at)
             self._file.truncate(num_bytes)  # missing digests become 0
 
-    def _restore(self, kept_at: Storage) -> None:
+    def _restore(self, kept_at: str) -> None:
         try:
-            kept = kept_at.read(_KEPT_NAME)
+            kept = open_storage(kept_at).read(_KEPT_NAME)
         except ObjectMissingError:
             return
         self._file.truncate(0)
