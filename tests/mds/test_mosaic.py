@@ -269,11 +269,9 @@ def test_the_last_steps_of_an_epoch_are_read_where_canonical_nodes_repeat_sample
 
 @pytest.mark.parametrize("method", [*BATCHING_METHODS, "blocks"])
 def test_a_state_beyond_the_epoch_is_refused_where_it_is_loaded(folder: Path, method: str) -> None:
-    asked = {"shuffle_algo": "blocks"} if method == "blocks" else {"batching_method": method}
-    loader = StreamingDataLoader(
-        StreamingDataset(remote=str(folder), **SMALL, **asked), batch_size=4, collate_fn=numbers
-    )
-    ours = loader.dataset.state_dict(0, True)
+    asked: dict[str, Any] = {"shuffle_algo": "blocks"} if method == "blocks" else {"batching_method": method}
+    dataset = StreamingDataset(remote=str(folder), **SMALL, **asked)
+    loader, ours = StreamingDataLoader(dataset, batch_size=4, collate_fn=numbers), dataset.state_dict(0, True)
     of_mosaicml = ("epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes", "shuffle_algo")
     first = NUM_SAMPLES + (40 if method == "device_per_stream" else 1)
     for state in (ours, {name: ours[name] for name in of_mosaicml}):

@@ -217,8 +217,8 @@ class SourceReader:
                     number, unit = next(units)
                     num_units = number + 1
                 except StopIteration:
-                    for lane in lanes.values():
-                        check_inside("unit", lane.positions.get(key, UnitPosition()).unit, num_units, where=key)
+                    for mine in lanes.values():
+                        check_inside("unit", mine.positions.get(key, UnitPosition()).unit, num_units, where=key)
                     break
                 except DataError as error:
                     owner = lanes.get(lane_of(key, 0, self._reading.num_lanes))  # exactly one reader counts it
