@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..errors import ConfigError, CursorError, LmmsStreamError, WorkerError
 from ..mds.core import PackedDataset
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneAfter, LaneCursor
@@ -150,7 +150,7 @@ class LaneDelivery:
 
     def load(self, state: Mapping[str, Any]) -> None:
         cursor = LaneCursor.from_dict(state)
-        cursor.check(self._plan)
+        cursor.check(self._plan, self.cursor.num_lanes)
         self.cursor = cursor
 
     def skip(self, num_steps: int) -> None:
@@ -198,5 +198,9 @@ class LoaderState:
         return {"cursor": json.dumps(joined_state(self._loader, partial(gather_over_ranks, world=self._loader.world)))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; CursorError for a cursor of another plan."""
-        self._loader.load_state_dict(json.loads(state["cursor"]))
+        """Continue from a saved state; CursorError for a cursor of another plan, and for a damaged state."""
+        try:
+            cursor = json.loads(state["cursor"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
+        self._loader.load_state_dict(cursor)

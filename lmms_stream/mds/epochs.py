@@ -138,8 +138,20 @@ class EpochCounter(SharesTensors):
         return state
 
 
+_NEEDED = ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
+_RANGES = {  # least and largest number in a state
+    "epoch": (0, (1 << 31) - 1),
+    "sample_in_epoch": (0, (1 << 62) - 1),
+    "num_canonical_nodes": (1, 1 << 24),
+    "shuffle_seed": (0, (1 << 63) - 1),
+    "initial_physical_nodes": (1, 1 << 24),
+    "shuffle_block_size": (1, (1 << 62) - 1),
+    "num_ranks": (1, 1 << 31),
+}
+
+
 def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and return a saved state; CursorError if a setting of the order differs from ours.
+    """Check and return a saved state; CursorError if a number is out of range, or a setting of the order differs.
 
     unsaved: values for settings missing in the state: MosaicML's states lack some settings.
     """
@@ -149,16 +161,14 @@ def check_state(obj: Any, ours: Mapping[str, Any], *, unsaved: Mapping[str, Any]
             "StreamingDataLoader without a state"
         )
     try:
-        numbers = {
-            name: index(obj[name]) for name in ("epoch", "sample_in_epoch", "num_canonical_nodes", "shuffle_seed")
-        }
-    except (KeyError, TypeError) as error:
+        numbers = {name: index(obj[name]) for name in _RANGES if obj.get(name) is not None or name in _NEEDED}
+    except (AttributeError, KeyError, TypeError) as error:
         raise CursorError(f"the saved state is damaged ({error!r}): use another checkpoint") from error
     if numbers["epoch"] < 0:  # MosaicML's class saves epoch -1 before the first batch, and resumes at the first epoch
         numbers |= {"epoch": 0, "sample_in_epoch": 0}
-    negative = next((name for name, number in numbers.items() if number < 0), None)
-    if negative is not None:
-        raise CursorError(f"the saved state is damaged ({negative} is {numbers[negative]}): use another checkpoint")
+    for name, number in numbers.items():
+        if not _RANGES[name][0] <= number <= _RANGES[name][1]:
+            raise CursorError(f"the saved state is damaged ({name} is {number}): use another checkpoint")
     state = {**obj, **numbers}
     for name, value in ours.items():
         saved = state.get(name, unsaved.get(name, value))

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..checks import check_arguments
-from ..errors import ConfigError
-from ..plan.mosaic_order import ALGORITHMS, BATCHING_METHODS, PARTITIONS, sampled
+from ..errors import ConfigError, CursorError
+from ..plan.mosaic_order import ALGORITHMS, BATCHING_METHODS, PARTITIONS, Readers, check_position, sampled
 from ..plan.order import OrderConfig
+from ..plan.pack_plan import short_digest
 from ..plan.sample_order import Reader, SampleOrder
 from ..storage.fetch_config import FetchConfig
 from ..types import Sample, World
@@ -103,6 +104,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
         self.allow_unsafe_types = allow_unsafe_types
         self.replication = replication
         self.initial_physical_nodes = None
+        self.saved_ranks = 0  # ranks of the run that saved the loaded state
         self.epoch_seed_change = shuffle and sampling_method == "balanced"
         self.predownload = predownload or (CHUNK if self._is_ours else 8 * (batch_size or 8))
         check_settings(self)
@@ -284,6 +286,7 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
                 self.shuffle_seed = saved["shuffle_seed"]
                 self._weigh()
             self.initial_physical_nodes = saved.get("initial_physical_nodes")
+            self.saved_ranks = saved.get("num_ranks") or 0
             self.shuffle_block_size = self._asked_block_size or saved.get("shuffle_block_size")
             if saved["epoch"] >= epoch:
                 epoch, position = saved["epoch"], saved["sample_in_epoch"]
@@ -311,25 +314,45 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
             "num_canonical_nodes": self.num_canonical_nodes,
             "shuffle_seed": self.shuffle_seed,
             "initial_physical_nodes": world.num_nodes if initial_nodes is None else initial_nodes,
+            "num_ranks": max(world.num_ranks, self.saved_ranks),
         }
-        return state | {name: getattr(self, name) for name in (*_SAVED, "shuffle_block_size")}
+        return state | self._saved | {"shuffle_block_size": self.shuffle_block_size}
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
-        """Resume from a state of state_dict or of the parent; CursorError for a state of another order.
+        """Resume from a state of state_dict or of the parent; CursorError for another order, or beyond the epoch.
 
         As in the parent, the dataset takes num_canonical_nodes and shuffle_seed from the state; with "blocks" they must
         equal ours.
         """
-        ours = {name: getattr(self, name) for name in _SAVED}
+        ours = self._saved
         if self._is_ours:
             ours["shuffle_seed"] = self.shuffle_seed
             ours["num_canonical_nodes"] = self.core.num_canonical_nodes
             ours["shuffle_block_size"] = self.core.order.shuffle_block_size
-            self._epochs.load(check_state(obj, ours, unsaved={"shuffle_algo": "one of MosaicML's"}))
+            state = check_state(obj, ours, unsaved={"shuffle_algo": "one of MosaicML's"})
         else:
             if self._asked_block_size is not None:
                 ours["shuffle_block_size"] = self._asked_block_size
-            self._epochs.load(check_state(obj, ours, unsaved=ours))
+            state = check_state(obj, ours, unsaved=ours)
+        order = dataclasses.replace(
+            order_of(self),
+            num_canonical_nodes=1 if self._is_ours else state["num_canonical_nodes"],
+            initial_physical_nodes=state.get("initial_physical_nodes"),
+            saved_ranks=state.get("num_ranks") or 0,
+        )
+        world, num_streams = self._parallel_rank_world, len(self.streams)
+        readers = Readers(world.num_nodes, world.ranks_per_node, 1)
+        try:
+            check_position(order, self.epoch_size, readers, state["sample_in_epoch"], num_streams)
+        except ValueError as error:
+            raise CursorError(str(error)) from error
+        self._epochs.load(state)
+
+    @property
+    def _saved(self) -> dict[str, Any]:
+        """Settings in a state besides MosaicML's, and a digest of the samples of each stream's shards."""
+        shards = short_digest(self.samples_per_shard.tobytes() + self.shards_per_stream.tobytes())
+        return {name: getattr(self, name) for name in _SAVED} | {"shards": shards}
 
     # Shards
 

@@ -61,20 +61,28 @@ class LaneCursor:
             )
         check_version(data.get("version"))
         try:
-            numbers = {name: index(data[name]) for name in ("num_lanes", "step", "packs")}
-            states = {int(lane): LaneState.from_dict(state) for lane, state in data["lanes"].items()}
-            if min(numbers.values()) < 0 or not isinstance(data["plan"], str):
-                raise ValueError("a number is negative or the plan is not text")
+            numbers = {name: _count(data[name], MAX_COUNT) for name in ("num_lanes", "step", "packs")}
+            states = {
+                _count(int(lane), numbers["num_lanes"] - 1): LaneState.from_dict(state)
+                for lane, state in data["lanes"].items()
+            }
+            if numbers["step"] > numbers["packs"] or not isinstance(data["plan"], str):
+                raise ValueError("there are more steps than packs, or the plan is not text")
         except LmmsStreamError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CursorError(f"the saved cursor is damaged ({error!r}): use another checkpoint") from error
         return LaneCursor(plan=data["plan"], states=states, **numbers)
 
-    def check(self, plan: str) -> None:
+    def check(self, plan: str, num_lanes: int) -> None:
         """Raise CursorError for a cursor of another plan, or with a lane whose number of packs does not fit."""
         if self.plan != plan:
             raise CursorError(explain_other_plan("data", self.plan, plan))
+        if self.num_lanes != num_lanes:
+            raise CursorError(
+                f"the saved cursor has {self.num_lanes} lanes, and its plan {num_lanes}: it is damaged; use another "
+                "checkpoint"
+            )
         for lane in range(self.num_lanes):
             given = self.states[lane].num_packs if lane in self.states else 0
             expected = max(0, -(-(self.packs - lane) // self.num_lanes))

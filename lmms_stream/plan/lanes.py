@@ -235,15 +235,18 @@ class Lane:
                 "set num_canonical_nodes to at most that number"
             )
         first += state.block * self._order.config.shuffle_block_size
-        lengths = self._segment_lengths(*carried.segments()[1:3])
+        lengths, pieces = self._segment_lengths(*carried.segments()[1:3]), carried.segments()[2].tolist()
         fills = np.diff(np.cumsum(lengths)[np.cumsum(carried.sizes, dtype=np.int64) - 1], prepend=0)
         if not (
             first + state.sample < min(stop, first + self._order.config.shuffle_block_size)
             and max(carried.samples, default=0) <= state.sample
+            and max(carried.firsts, default=-1) < state.segment
+            and len({*zip(carried.samples, pieces, strict=True)}) == len(pieces)
             and min(lengths, default=1) >= 1
             and max(fills, default=0) <= self._packing.packing_length
             and (not carried.sizes or self._packing.strategy != "first_fit")
-            and (not any((state.piece, *carried.pieces)) or self._packing.overlong == "split")
+            and (self._packing.overlong == "split" or not any((state.piece, *pieces)))
+            and (self._packing.overlong == "split" or state.segment <= state.sample)
         ):
             raise CursorError(
                 f"the saved lane state does not fit lane {self._lane} (block {state.block}, sample {state.sample}, "
@@ -304,6 +307,11 @@ class MeasuredBlock:
             self._measure_next(enough - len(segments.lengths))
         samples = segments.positions.astype(np.int64) + sample
         pieces = np.zeros_like(samples) if segments.pieces is None else segments.pieces.astype(np.int64)
+        if piece and samples[piece : piece + 1].tolist() != [sample]:
+            raise CursorError(
+                f"the saved lane state begins with piece {piece} of sample {sample} of its block, and there is no such "
+                "piece: measured lengths have changed; restore the dataset and its processor"
+            )
         following = self._num_measured, 0
         if len(samples) > stop:
             following = int(samples[stop]), int(pieces[stop])

@@ -29,7 +29,7 @@ class MosaicOrder:
     """Keywords of a StreamingDataset that determine its order.
 
     initial_physical_nodes: nodes at the start of the run; None at the start itself. epoch_seed_change: whether the draw
-    of samples, and the mix of batches of several streams, change with the epoch.
+    of samples, and the mix of batches of several streams, change with the epoch. saved_ranks: ranks of the saved run.
     """
 
     batching_method: str
@@ -44,6 +44,7 @@ class MosaicOrder:
     shuffle_seed: int
     shuffle_block_size: int
     epoch_seed_change: bool
+    saved_ranks: int = 0
 
 
 class StreamSamples(NamedTuple):
@@ -68,9 +69,36 @@ def mosaic_work(
 ) -> Ids:
     """Return all sample ids: int64[nodes, ranks of a node, workers of a rank, batches, batch size], -1 for padding.
 
-    position: samples of the epoch read before. ValueError for settings that contradict each other.
+    position: samples read before. ValueError for settings that contradict each other, or a position beyond the epoch.
     """
-    return _METHODS[order.batching_method](order, sources, readers, epoch, position)
+    check_position(order, sum(source.choose for source in sources), readers, position, len(sources))
+    if order.batching_method == "random":
+        return _random(order, sources, readers, epoch, position)
+    return _dealt(order, _METHODS[order.batching_method](order, sources, readers, epoch), readers, position)
+
+
+def check_position(order: MosaicOrder, num_samples: int, readers: Readers, position: int, num_streams: int) -> None:
+    """Raise ValueError for a position beyond an epoch. Samples repeated for equal counts are part of the epoch.
+
+    The limit is exact for "random" without a change of nodes or ranks: others repeat other numbers of samples.
+    """
+    nodes, num_canonical = order.initial_physical_nodes or readers.num_nodes, order.num_canonical_nodes
+    num_ranks = readers.num_nodes * readers.ranks_per_node
+    most = max(num_ranks, nodes * readers.ranks_per_node, order.saved_ranks)
+    if order.batching_method == "random":
+        num_repeats = -num_samples % num_canonical
+        num_repeats += max(-(num_samples + num_repeats) % num_ranks, order.saved_ranks - 1)
+        if nodes != readers.num_nodes or order.saved_ranks not in (0, num_ranks):
+            num_repeats += most * order.batch_size
+    elif order.batching_method == "device_per_stream":  # repeats of each canonical node, and batches of padding
+        num_repeats = num_streams * most * (num_canonical + order.batch_size)
+    else:
+        num_repeats = num_streams * (most + num_canonical - 2)
+    if position > num_samples + num_repeats:
+        raise ValueError(
+            f"Resuming further into the dataset ({position}) than it has samples ({num_samples}): the state is of "
+            "another dataset, or damaged: name its dataset, or start the epoch without a state"
+        )
 
 
 # Samples of an epoch
@@ -124,6 +152,9 @@ def partitioned(order: MosaicOrder, num_samples: int, readers: Readers, *, batch
     nodes, initial, canonical = readers.num_nodes, order.initial_physical_nodes, order.num_canonical_nodes
     if not num_samples:
         raise ValueError("an epoch takes no sample of a stream")
+    num_ranks = nodes * readers.ranks_per_node
+    if position > num_samples + num_ranks - num_samples % num_ranks:  # MosaicML's rule
+        check_position(order, num_samples, readers, position, 1)
     if order.partition_algo == "orig" or initial is None or max(nodes, canonical) % min(nodes, canonical) == 0:
         return _partitioned(num_samples, canonical, readers, batch_size, position)
     if nodes * batch_size % initial:
@@ -209,9 +240,7 @@ def _random(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Reade
     return _ids_of(numbers, _shuffled_ids(order, sizes, ids, epoch, order.shuffle_block_size))
 
 
-def _stratified(
-    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
-) -> Ids:
+def _stratified(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int) -> Ids:
     """Return global batches with the same share of each stream."""
     rows = []
     one_node = readers._replace(num_nodes=1)
@@ -219,7 +248,7 @@ def _stratified(
         ids = _as_read(_stream_ids(order, sources[number], one_node, epoch, batch_size=1))
         rows.append(_full(_rows(ids, portion), order, number))
     num_batches = min(map(len, rows))
-    return _dealt(order, np.concatenate([each[:num_batches] for each in rows], axis=1), readers, position)
+    return np.concatenate([each[:num_batches] for each in rows], axis=1)
 
 
 def _portions(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers) -> list[int]:
@@ -236,25 +265,15 @@ def _portions(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Rea
     return [int(portion) for portion in portions]
 
 
-def _per_stream(
-    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
-) -> Ids:
+def _per_stream(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int) -> Ids:
     """Return global batches of a single stream each."""
     num_all = order.batch_size * readers.ranks_per_node * readers.num_nodes
-    rows = [
-        _full(
-            _as_read(_stream_ids(order, source, readers, epoch, batch_size=order.batch_size)).reshape(-1, num_all),
-            order,
-            number,
-        )
-        for number, source in enumerate(sources)
-    ]
-    return _dealt(order, _taken_in_turn(rows, _epoch_rng(order, epoch)), readers, position)
+    ids = [_as_read(_stream_ids(order, source, readers, epoch, batch_size=order.batch_size)) for source in sources]
+    rows = [_full(each.reshape(-1, num_all), order, number) for number, each in enumerate(ids)]
+    return _taken_in_turn(rows, _epoch_rng(order, epoch))
 
 
-def _device_per_stream(
-    order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int, position: int
-) -> Ids:
+def _device_per_stream(order: MosaicOrder, sources: Sequence[StreamSamples], readers: Readers, epoch: int) -> Ids:
     """Return batches of a single stream each for every rank."""
     nodes, canonical = readers.num_nodes, order.num_canonical_nodes
     if canonical % nodes:
@@ -277,17 +296,15 @@ def _device_per_stream(
     most = max(sum(map(len, rows)) for rows in of_nodes)
     rng = _epoch_rng(order, epoch)
     batches = [_padded(_taken_in_turn(rows, rng), most + num_ranks - most % num_ranks) for rows in of_nodes]
-    return _dealt(order, np.stack(batches, axis=1).reshape(-1, num_ranks * order.batch_size), readers, position)
+    return np.stack(batches, axis=1).reshape(-1, num_ranks * order.batch_size)
 
 
-_Method = Callable[[MosaicOrder, Sequence[StreamSamples], Readers, int, int], Ids]
-_METHODS: dict[str, _Method] = {
-    "random": _random,
+_METHODS: dict[str, Callable[[MosaicOrder, Sequence[StreamSamples], Readers, int], Ids]] = {
     "stratified": _stratified,
     "per_stream": _per_stream,
     "device_per_stream": _device_per_stream,
 }
-BATCHING_METHODS = tuple(_METHODS)
+BATCHING_METHODS = ("random", *_METHODS)
 
 
 def _shuffled_ids(order: MosaicOrder, sizes: Ids, ids: Ids, epoch: int, block_size: int) -> Ids:
@@ -342,11 +359,8 @@ def _dealt(order: MosaicOrder, batches: Ids, readers: Readers, position: int) ->
     """Return global batches in the shape of mosaic_work, from the first batch that was not read completely."""
     num_read, rest = divmod(position, batches.shape[1])
     if rest:
-        _log.warning(
-            "batching_method %s resumes after a whole global batch: %d samples are read again",
-            order.batching_method,
-            rest,
-        )
+        method = order.batching_method
+        _log.warning("batching_method %s resumes after a whole global batch: %d samples are read again", method, rest)
     left = batches[num_read:]
     return _of_readers(_padded(left, len(left) + -len(left) % readers.workers_per_rank), readers, order.batch_size)
 
@@ -359,13 +373,10 @@ def _dealt(order: MosaicOrder, batches: Ids, readers: Readers, position: int) ->
 
 ALGORITHMS = ("py1br", "py1e", "py1s", "py2s", "naive")
 
-Numbers = NDArray[np.int64]
 Span = tuple[int, int]  # the first number, and the one past the last
 
 
-def shuffled(
-    algorithm: str, sizes: Numbers, *, num_canonical_nodes: int, seed: int, epoch: int, block_size: int
-) -> Numbers:
+def shuffled(algorithm: str, sizes: Ids, *, num_canonical_nodes: int, seed: int, epoch: int, block_size: int) -> Ids:
     """Return the numbers of all pieces, shuffled.
 
     sizes: int64[num_pieces], each 1 or more. block_size: reach of py1br and py1e. ValueError for settings that
@@ -393,7 +404,7 @@ def shuffled(
     return _concatenated([_spread(node, rng, block_size) for node in nodes])
 
 
-def _in_order(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[Span]]:
+def _in_order(sizes: Ids, rng: np.random.Generator) -> tuple[Ids, list[Span]]:
     """Return the numbers, and the spans of the pieces in the order of the run."""
     stops = np.cumsum(sizes)
     spans = list(zip((stops - sizes).tolist(), stops.tolist(), strict=True))
@@ -401,14 +412,11 @@ def _in_order(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[S
     return np.arange(sizes.sum()), spans
 
 
-def _mixed(sizes: Numbers, rng: np.random.Generator) -> tuple[Numbers, list[Span]]:
+def _mixed(sizes: Ids, rng: np.random.Generator) -> tuple[Ids, list[Span]]:
     """Return the numbers with pieces in the order of the run, each shuffled once for the whole run, and the spans."""
     _, spans = _in_order(sizes, rng)
-    pieces = [np.arange(start, stop) for start, stop in spans]
-    for piece in pieces:
-        rng.shuffle(piece)
-    stops = np.cumsum([len(piece) for piece in pieces]).tolist()
-    return _concatenated(pieces), list(zip([0, *stops[:-1]], stops, strict=True))
+    stops = np.cumsum([stop - start for start, stop in spans]).tolist()
+    return _mixed_spans(spans, rng), list(zip([0, *stops[:-1]], stops, strict=True))
 
 
 def _cut(spans: Sequence[Span], total: int, num_nodes: int) -> list[list[Span]]:
@@ -429,15 +437,12 @@ def _cut(spans: Sequence[Span], total: int, num_nodes: int) -> list[list[Span]]:
     return nodes
 
 
-def _mixed_node(numbers: Numbers, node: list[Span], rng: np.random.Generator) -> Numbers:
+def _mixed_node(numbers: Ids, node: list[Span], rng: np.random.Generator) -> Ids:
     rng.shuffle(node)
-    pieces = [numbers[start:stop] for start, stop in node]
-    for piece in pieces:
-        rng.shuffle(piece)
-    return _concatenated(pieces)
+    return numbers[_mixed_spans(node, rng)]
 
 
-def _mixed_spans(node: Sequence[Span], rng: np.random.Generator) -> Numbers:
+def _mixed_spans(node: Sequence[Span], rng: np.random.Generator) -> Ids:
     """Return the numbers of each span, shuffled within the span."""
     pieces = [np.arange(start, stop) for start, stop in node]
     for piece in pieces:
@@ -445,7 +450,7 @@ def _mixed_spans(node: Sequence[Span], rng: np.random.Generator) -> Numbers:
     return _concatenated(pieces)
 
 
-def _in_blocks(node: Sequence[Span], stagger: int, rng: np.random.Generator, block_size: int) -> Numbers:
+def _in_blocks(node: Sequence[Span], stagger: int, rng: np.random.Generator, block_size: int) -> Ids:
     """Return the numbers of a canonical node, shuffled within blocks of random sizes.
 
     As in MosaicML's code, only the second block overlaps the block before, by the stagger. After the last block up to
@@ -466,7 +471,7 @@ def _blocks(num_samples: int, stagger: int, rng: np.random.Generator, block_size
         end += stop - start
 
 
-def _spread(node: Sequence[Span], rng: np.random.Generator, block_size: int) -> Numbers:
+def _spread(node: Sequence[Span], rng: np.random.Generator, block_size: int) -> Ids:
     """Return the numbers of a canonical node, each moved by a random distance within the reach of its span."""
     numbers = _mixed_spans(node, rng)
     if not len(numbers):
@@ -490,5 +495,5 @@ def _spread(node: Sequence[Span], rng: np.random.Generator, block_size: int) -> 
     return numbers[np.argsort(places)]
 
 
-def _concatenated(pieces: Sequence[Numbers]) -> Numbers:
+def _concatenated(pieces: Sequence[Ids]) -> Ids:
     return np.concatenate([np.empty(0, np.int64), *pieces])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -17,6 +18,7 @@ from ..signals import StopSignal
 from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
+from .report.train_log import StepDigests, digest_words
 from .run.counts import StepReading, TrainedOn, Votes, agree
 from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
@@ -37,10 +39,18 @@ class UnreadStep(NamedTuple):
 class Loop:
     """Runs a trainer after building and resuming. All ranks do the same, whatever a callback decides.
 
-    is_automatic: whether a new start resumes from the latest checkpoint.
+    is_automatic: whether a new start resumes from the latest checkpoint. digests: file of the digests of steps; None:
+    this process writes no digests.
     """
 
-    def __init__(self, trainer: TrainerParts, stop: StopSignal, *, is_automatic: bool = True):
+    def __init__(
+        self,
+        trainer: TrainerParts,
+        stop: StopSignal,
+        *,
+        is_automatic: bool = True,
+        digests: StepDigests | None = None,
+    ):
         self.trainer, self._stop, self._is_automatic = trainer, stop, is_automatic
         self._flow = Flow(trainer.config, evaluates=bool(trainer.data.evaluations))
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
@@ -54,6 +64,7 @@ class Loop:
         self._learning_rate = 0.0
         self._in_epoch = False
         self._begun_epochs = 0  # epochs finished before the current epoch
+        self._digests = digests
         self._clock = SaveClock(trainer.config.save_minutes, rank=trainer.world.rank)
         self._is_time_to_save = False
 
@@ -168,6 +179,7 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
+            words = digest_words(batches)
             agreed = agree(
                 Votes(
                     stop=self._stop.is_received,
@@ -175,13 +187,13 @@ class Loop:
                     save_due=self._clock.is_due,
                     trace_due=trainer.run_log.takes_trace(),
                 ),
-                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches)],
+                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches), *words],
                 trainer.meter.count(batches),
                 world=trainer.world,
             )
             everyone = trainer.meter.add(agreed.counts)
         num_objectives = len(trainer.steps.objectives)
-        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives:]
+        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives : -len(words)]
         num_units = sum(trainer.steps.units_of_logged(units))
         is_trained_on = self._trained_on.take(
             num_units, [*zip(of_sources[::2], of_sources[1::2], strict=True)], step=counts.step + 1
@@ -206,6 +218,8 @@ class Loop:
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
+        if self._digests is not None:
+            self._digests.write(agreed.units[-len(words) :])
         trainer.schedule.move(trainer.position)
         trainer.run_log.end_step(trainer.position)
         self._alerts.end_step(batches, step=counts.step)
@@ -366,7 +380,7 @@ class Loop:
                 self._saved = self._step
                 if trainer.best.step == self._step:
                     trainer.best.checkpoint = trainer.saver.where(self._step)
-                part = trainer.run_log.part(self._step)
+                part = trainer.run_log.part(self._step) | (self._digests.part() if self._digests is not None else {})
                 trainer.saver.save(self._step, state_of(trainer), best=trainer.best.step, beside=part)
             if tells:
                 trainer.callbacks.control.should_save = False
@@ -390,3 +404,18 @@ class Loop:
             "epoch": trainer.data.epoch,
         }
         return TrainOutput(counts.step, loss, metrics)
+
+
+@contextmanager
+def step_digests(trainer: TrainerParts) -> Iterator[StepDigests | None]:
+    """Open the file of the digests of steps, with a copy next to checkpoints outside of the output_dir.
+
+    Yield None on ranks other than 0.
+    """
+    if trainer.world.rank:
+        yield None
+        return
+    config = trainer.config
+    kept_at = None if config.checkpoint_dir is None else trainer.saver.url
+    with closing(StepDigests(Path(config.output_dir), step=trainer.counts.step, kept_at=kept_at)) as digests:
+        yield digests

@@ -19,7 +19,7 @@ from .checkpoint.resume import Resumable
 from .data import RunData, named_evaluations
 from .evaluate import evaluate, joined_figures, predict
 from .inputs import Functions, RunInputs
-from .loop import Loop
+from .loop import Loop, step_digests
 from .model.isolation import positions_of
 from .parts import TrainerParts
 from .report.run_log import RunLog
@@ -136,13 +136,14 @@ class PackedTrainer(TrainerParts):
             self.phases.vote()
         self.model.train()
         self.data.tell_positions(positions_of(getattr(self.model.model, "config", None)))
-        with self.run_log.running(
+        running = self.run_log.running(
             self.schedule, step=self.step, position=self.position, rank=self.meter.rank, phases=self.phases
-        ):
+        )
+        with running, step_digests(self) as digests:
             self.saver.probe()
             stop.has_begun = True
             self.meter.start()
-            loop = Loop(self, stop, is_automatic=choice == "auto")
+            loop = Loop(self, stop, is_automatic=choice == "auto", digests=digests)
             loop.run()
             output = loop.end()
         with doing("last_save"):

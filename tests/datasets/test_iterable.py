@@ -603,6 +603,34 @@ def test_a_state_of_other_lanes_or_settings_is_refused(config: dict[str, Any]) -
         Readers(config, 1, 1, state={"version": 1, "plan": "x"})
 
 
+def test_a_state_with_a_number_out_of_range_is_refused(config: dict[str, Any]) -> None:
+    first = Readers(config, 1, 1)
+    first.take(2)
+    state = first.state.to_dict()
+    lane = next(number for number, each in state["lanes"].items() if each["positions"])
+
+    def changed(**changes: Any) -> dict[str, Any]:
+        return state | {"lanes": state["lanes"] | {lane: state["lanes"][lane] | changes}}
+
+    ((file, unit, *_), *others) = state["lanes"][lane]["positions"]
+    for damaged in (
+        state | {"step": -1},
+        state | {"lanes": state["lanes"] | {"12": state["lanes"][lane]}},
+        changed(epoch=-1),
+        changed(num_packs=-1),
+        changed(finished=[[-1, 0]]),
+        changed(positions=[[file, -1, 0, 0], *others]),
+        changed(positions=[[99, 0, 0, 0], *others]),
+    ):
+        with pytest.raises(CursorError, match="the saved state is damaged"):
+            Readers(config, 1, 1, state=damaged)
+    for position in ([file, 1 << 40, 0, 0], [file, unit, 1 << 40, 0], [file, unit, 0, 1 << 40]):
+        with pytest.raises(
+            CursorError, match=r"the saved state is at \w+ 1099511627776 of .*, which has \d+: the state"
+        ):
+            Readers(config, 1, 1, state=changed(positions=[position, *others])).rest()
+
+
 def write_long_rows(path: Path) -> Path:
     """1000 chats, whose lengths differ as those of chats do: some seven of them fill a pack of 1024 tokens."""
     words = np.clip(np.random.default_rng(0).lognormal(np.log(60), 0.8, 1000), 1, 450).astype(int).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from lmms_stream.tools.ledger.console import print_amounts
 from lmms_stream.tools.ledger.opening import open_history
 from lmms_stream.tools.ledger.run import Ledger
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
-from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.report.train_log import DIGESTS_NAME, read_digests, read_log
 
 from tests.conftest import run_cli, write_tokens
 from tests.jobs.runs import train
@@ -134,6 +135,54 @@ def test_the_command_says_what_a_step_held_where_a_sample_was_and_what_was_read(
     assert "planned" not in of_all
     print_amounts(Ledger(replace(open_history(str(run)), stop=12)), 14, as_json=False)
     assert "steps before 14; steps 12 to 13 are planned, not read" in capsys.readouterr().out
+
+
+def verified_run(run: Path, *, status: int) -> dict[str, Any]:
+    found = run_cli("ledger", str(run), "--verify", "--json")
+    assert found.returncode == status
+    return dict(json.loads(found.stdout))
+
+
+def test_the_command_compares_each_step_with_what_the_run_wrote_and_names_the_first_difference(
+    run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    counts = {"num_steps": 13, "num_digests": 13, "num_records": 13}
+    assert verified_run(copy, status=0) == counts | {"difference": None}
+    text = run_cli("ledger", str(copy), "--verify").stdout
+    assert "13 steps, 13 of them with a digest, 13 with a record in the log: no difference" in text
+    log, digests = (copy / "train_log.jsonl").read_text(), (copy / DIGESTS_NAME).read_bytes()
+    lines = [json.loads(line) for line in log.splitlines()]
+    lines[8]["samples_seen"] += 1
+    (copy / "train_log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found = verified_run(copy, status=1)["difference"]
+    assert re.fullmatch(r"step 10 \(the log's 9\) has samples_seen \d+, and the plan \d+", found)
+    (copy / DIGESTS_NAME).write_bytes(digests[:48] + digests[56:64] + digests[48:56] + digests[64:])
+    found = verified_run(copy, status=1)["difference"]
+    assert re.fullmatch(
+        r"step 8 \(the log's 7\) read other samples \(digest [0-9a-f]{16}\) than the plan has \([0-9a-f]{16}\)", found
+    )
+    (copy / "train_log.jsonl").unlink()
+    (copy / DIGESTS_NAME).write_bytes(digests[:48])
+    assert verified_run(copy, status=0) == counts | {"num_digests": 6, "num_records": 0, "difference": None}
+    (copy / DIGESTS_NAME).unlink()
+    refused = " ".join(run_cli("ledger", str(copy), "--verify").stderr.split())
+    assert "there is no step_digests.bin or train_log.jsonl next to it" in refused
+
+
+def test_digests_are_written_without_a_log_and_cut_at_a_resume(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for step in (9, 13):
+        shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
+    (copy / "train_log.jsonl").unlink()
+    no_log = ("train.logging_steps=no", "train.log_sample_ids=false")
+    settings = ("train.weights={a: 1, b: 3}", "train.max_steps=7", *no_log)
+    train(run.parent / "run.yaml", copy, *settings, nproc=2)
+    assert len(read_digests(copy)) == 7
+    assert read_digests(copy)[:5] == read_digests(run)[:5]
+    assert verified_run(copy, status=0) == {"num_steps": 7, "num_digests": 7, "num_records": 0, "difference": None}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from lmms_stream.errors import ConfigError, CursorError, ShardError, StorageErro
 from lmms_stream.mds import mosaic, packed
 from lmms_stream.mds.epochs import EpochCounter
 from lmms_stream.mds.mosaic_streams import weigh
+from lmms_stream.plan.mosaic_order import BATCHING_METHODS
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.types import World
@@ -60,9 +61,9 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbers(tmp_path_factory.mktemp("mosaic") / "zipped", compression="zstd")
 
 
-def write_numbers(folder: Path, *, compression: str | None = None) -> Path:
+def write_numbers(folder: Path, *, compression: str | None = None, size_limit: int = 200) -> Path:
     with MDSWriter(
-        columns={"number": "int"}, out=str(folder), hashes=["sha1"], size_limit=200, compression=compression
+        columns={"number": "int"}, out=str(folder), hashes=["sha1"], size_limit=size_limit, compression=compression
     ) as writer:
         for number in range(NUM_SAMPLES):
             writer.write({"number": number})
@@ -260,10 +261,54 @@ def test_the_last_steps_of_an_epoch_are_read_where_canonical_nodes_repeat_sample
 
     whole = numbers(open_one())
     assert len(whole) == 36
-    for position in range(NUM_SAMPLES - 1, 38):
+    for position in range(NUM_SAMPLES - 1, 37):
         resumed = open_one()
         resumed.load_state_dict(open_one().state_dict(position, True) | {"epoch": 0})
         assert numbers(resumed) == whole[position:]
+
+
+@pytest.mark.parametrize("method", [*BATCHING_METHODS, "blocks"])
+def test_a_state_beyond_the_epoch_is_refused_where_it_is_loaded(folder: Path, method: str) -> None:
+    asked: dict[str, Any] = {"shuffle_algo": "blocks"} if method == "blocks" else {"batching_method": method}
+    dataset = StreamingDataset(remote=str(folder), **SMALL, **asked)
+    loader, ours = StreamingDataLoader(dataset, batch_size=4, collate_fn=numbers), dataset.state_dict(0, True)
+    of_mosaicml = ("epoch", "num_canonical_nodes", "shuffle_seed", "initial_physical_nodes", "shuffle_algo")
+    first = NUM_SAMPLES + (40 if method == "device_per_stream" else 1)
+    for state in (ours, {name: ours[name] for name in of_mosaicml}):
+        for position in (first, 4000):
+            with pytest.raises(CursorError, match=rf"into the dataset \({position}\) than it has samples \(33\): the"):
+                loader.load_state_dict(state | {"sample_in_epoch": position})
+    assert sum(map(len, loader)) >= 32  # a refused state changes nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", 1 << 40),
+        ("sample_in_epoch", 1 << 70),
+        ("num_canonical_nodes", 0),
+        ("num_canonical_nodes", 1 << 40),
+        ("shuffle_seed", -1),
+        ("initial_physical_nodes", 0),
+        ("initial_physical_nodes", "one"),
+        ("shuffle_block_size", -8),
+        ("num_ranks", 0),
+    ],
+)
+def test_a_number_of_a_state_that_is_out_of_range_is_refused(folder: Path, name: str, value: Any) -> None:
+    dataset = StreamingDataset(remote=str(folder), **SMALL)
+    with pytest.raises(CursorError, match=r"the saved state is damaged .*: use another checkpoint"):
+        dataset.load_state_dict(dataset.state_dict(8, True) | {name: value})
+
+
+def test_a_state_of_other_shards_is_refused_and_one_without_shards_is_loaded(folder: Path, tmp_path: Path) -> None:
+    write_numbers(tmp_path / "others", size_limit=400)
+    state = StreamingDataset(remote=str(folder), **SMALL).state_dict(8, True)
+    other = StreamingDataset(remote=str(tmp_path / "others"), **SMALL)
+    with pytest.raises(CursorError, match=r"the saved state has shards '.*', this dataset has '.*': restore it, or"):
+        other.load_state_dict(state)
+    other.load_state_dict({name: value for name, value in state.items() if name not in ("shards", "num_ranks")})
+    assert len(numbers(other)) == NUM_SAMPLES - 8
 
 
 @pytest.mark.parametrize("setting", [{"shuffle": False}, {"batching_method": "per_stream"}, {"shuffle_block_size": 16}])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import CursorError
 from lmms_stream.plan.cursor import CURSOR_VERSION, Cursor, LengthChange, SourceCursor
-from lmms_stream.plan.lane_cursor import LaneCursor
+from lmms_stream.plan.lane_cursor import LaneCursor, LaneState
 
 from ..strategies import examples
 
@@ -135,6 +135,19 @@ def test_a_cursor_of_the_release_before_is_refused_by_name() -> None:
     lanes = {"version": 1, "plan": "lanes1-a", "num_lanes": 1, "step": 0, "packs": 0, "lanes": {}}
     with pytest.raises(CursorError, match=r"has version 1, this release reads 2, with different.*the cursor.*"):
         LaneCursor.from_dict(lanes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_lanes": 0}, {"step": 4}, {"packs": -1}, {"packs": 1 << 70}, {"lanes": {"4": LaneState().to_dict()}}],
+)
+def test_a_cursor_of_lanes_with_a_number_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    written = LaneCursor(plan="p", num_lanes=4, step=1, packs=3, states={0: LaneState(num_packs=1)}).to_dict()
+    LaneCursor.from_dict(written)
+    with pytest.raises(CursorError, match=r"^the saved cursor is damaged \(.*\): use another checkpoint$"):
+        LaneCursor.from_dict(written | changes)
+    with pytest.raises(CursorError, match="the saved cursor has 4 lanes, and its plan 2: it is damaged; use another"):
+        LaneCursor.from_dict(written).check("p", 2)
 
 
 def test_a_state_of_a_loader_of_samples_is_refused_by_name() -> None:

@@ -450,6 +450,20 @@ def test_a_state_that_does_not_fit_the_lane_is_refused(changes: dict[str, Any], 
         small_case(**packing).lane(0, state)
 
 
+def test_a_state_with_segments_that_its_block_does_not_have_is_refused() -> None:
+    state = stopped_state()
+    carried = state.carried
+    assert len(carried.samples) > 1
+    twice = dataclasses.replace(carried, samples=(carried.samples[1],) * 2 + carried.samples[2:], pieces=())
+    late = dataclasses.replace(carried, firsts=(state.segment, *carried.firsts[1:]))
+    for changed in (twice, late):
+        with pytest.raises(CursorError, match="the saved lane state does not fit lane 0"):
+            small_case().lane(0, dataclasses.replace(state, carried=changed))
+    lane = small_case(overlong="split").lane(0, dataclasses.replace(state, piece=500))
+    with pytest.raises(CursorError, match=r"begins with piece 500 of sample \d+ of its block, and there is no such"):
+        lane.next_pack()
+
+
 def test_a_state_with_more_packs_taken_than_its_window_has_is_refused() -> None:
     lane = small_case().lane(0, dataclasses.replace(stopped_state(), taken=500))
     with pytest.raises(

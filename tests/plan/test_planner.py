@@ -294,7 +294,7 @@ def test_a_cursor_of_lanes_after_a_step_has_the_states_of_those_that_gave_its_pa
     afters = [each.after for each in islice(planner.plan(start), 4)]
     cursor = start.after_step([each for each in afters if isinstance(each, LaneAfter)], num_packs=4)
     assert (cursor.step, cursor.packs, sorted(cursor.states)) == (1, 4, [0, 1, 2, 3])
-    cursor.check("")
+    cursor.check("", 4)
     (again,) = lane_planners(1, 1, 4)
     rest = [each.work.segments.sample_ids.tolist() for each in islice(again.plan(cursor), 5)]
     whole = [each.work.segments.sample_ids.tolist() for each in islice(lane_planners(1, 1, 4)[0].plan(start), 9)]

@@ -98,7 +98,10 @@ def test_relaxs_eager_dataset_counts_and_shuffles_the_samples_that_it_has_kept(
     limit = sorted(lengths)[NUM_ROWS // 2]
     kept = [number for number, length in enumerate(lengths) if length <= limit]
     write_state(tmp_path, sample_offset=offset, epoch_id=1)
-    given = {"hf_checkpoint": str(tokenizer), "rollout_max_prompt_len": limit, "rollout_shuffle": shuffled}
+    given = {
+        "hf_checkpoint": str(tokenizer), "rollout_max_prompt_len": limit, "rollout_shuffle": shuffled,
+        "rollout_batch_size": 100,
+    }  # fmt: skip
     source = source_of(rows, tmp_path, **given)
     source.load(0)
 
@@ -142,6 +145,29 @@ def test_places_that_cannot_be_found_again_are_refused_by_name(rows: Path, tmp_p
     measured = source_of(rows, tmp_path, hf_checkpoint=str(with_images), rollout_max_prompt_len=99)
     with pytest.raises(CursorError, match=r"eager dataset with a processor .* order differs in each run"):
         measured.load(4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sample_offset": 4000}, r"sample_offset 4000 of an epoch with 40 samples: it is of other data, or"),
+        ({"sample_offset": 41, "rollout_batch_size": 40}, r"sample_offset 41 of an epoch with 40 samples"),
+        ({"epoch_id": 1 << 40}, r"sample_offset 0 and epoch_id 1099511627776: it is damaged"),
+        (streaming_state(0, 4000), r"position is row 4000 of epoch 0, which does not exist \(40 rows\)"),
+        (streaming_state(1 << 40, 0), r"row 0 of epoch 1099511627776, which does not exist"),
+        (streaming_state(0, "0"), r"row 0 of epoch 0, which does not exist"),  # type: ignore[arg-type]
+        ({"sample_index": -1}, "the state has sample_index -1: it is damaged"),
+        ({"sample_group_index": "12"}, "the state has sample_group_index '12': it is damaged"),
+    ],
+)
+def test_a_state_of_relaxs_that_is_out_of_range_is_refused(
+    changes: dict[str, Any], message: str, rows: Path, tmp_path: Path
+) -> None:
+    given = {name: changes[name] for name in ("rollout_batch_size",) if name in changes}
+    write_state(tmp_path, **{name: value for name, value in changes.items() if name not in given})
+    source = source_of(rows, tmp_path, **given)
+    with pytest.raises(CursorError, match=message):
+        source.load(0)
 
 
 class Opened:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from lmms_stream.errors import DataError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.train.report.run_log import KeptLog, part_name, restore_log
-from lmms_stream.train.report.train_log import RecordFile, history, read_log
+from lmms_stream.train.report.train_log import (
+    RecordFile,
+    StepDigests,
+    digest_of,
+    digest_words,
+    history,
+    known_digest,
+    read_digests,
+    read_log,
+)
 
 
 def record(step: int, loss: float = 0.5) -> dict[str, Any]:
@@ -47,6 +60,51 @@ def storage(tmp_path: Path) -> LocalStorage:
             for key, data in kept.part(step).items():
                 found.write(key, data)
     return found
+
+
+IDS = [("a", np.arange(40) * 3), ("b", np.array([5])), ("a", np.array([7, 7])), ("", np.arange(0))]
+
+
+def words(packs: list[tuple[str, Any]]) -> list[float]:
+    batches: Any = [SimpleNamespace(source=source, sample_ids=torch.from_numpy(ids)) for source, ids in packs]
+    return digest_words(batches)
+
+
+def test_a_digest_is_that_of_the_samples_in_any_ranks_and_order(tmp_path: Path) -> None:
+    with closing(StepDigests(tmp_path, step=0)) as digests:
+        for ranks in ([IDS], [IDS[:2], IDS[2:]], [[each] for each in reversed(IDS)], [[], [*IDS, ("a", np.arange(0))]]):
+            digests.write([sum(each) for each in zip(*map(words, ranks), strict=True)])
+        digests.write(words([]))
+        digests.write(words([("b", IDS[0][1]), *IDS[1:]]))
+    same, *others = read_digests(tmp_path)
+    assert others[:3] == [same] * 3
+    assert same == known_digest(digest_of("a", np.array([*range(0, 120, 3), 7, 7])) + digest_of("b", np.array([5])))
+    assert others[3] == 1  # not 0: a step without samples has a digest
+    assert others[4] not in (0, 1, same)
+
+
+def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_checkpoints(tmp_path: Path) -> None:
+    storage, here, there = LocalStorage(tmp_path / "store"), tmp_path / "here", tmp_path / "there"
+
+    def add(folder: Path, step: int, *digests: int, kept_at: str | None = storage.url) -> dict[str, bytes]:
+        with closing(StepDigests(folder, step=step, kept_at=kept_at)) as file:
+            for digest in digests:
+                file.write([float(digest), 0, 0, 0])
+            return file.part()
+
+    for key, data in add(here, 0, 1, 2, 3, 4).items():
+        storage.write(key, data)
+    add(here, 4, 5, 6)
+    assert read_digests(here) == [1, 2, 3, 4, 5, 6]
+    add(here, 5)
+    assert read_digests(here) == [1, 2, 3, 4, 5]
+    add(there, 2, 9)
+    assert read_digests(there) == [1, 2, 9]
+    add(tmp_path / "later", 5, 7)
+    assert read_digests(tmp_path / "later") == [1, 2, 3, 4, 0, 7]  # 0: not recorded
+    assert add(tmp_path / "alone", 1, kept_at=None) == {}
+    assert read_digests(tmp_path / "alone") == [0]
+    assert read_digests(tmp_path / "none") == []
 
 
 EVERYTHING = [*map(record, range(1, 5)), {"step": 4, "eval_loss": 0.25}, record(5), record(6)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from lmms_stream import PackedLoader, World
 from lmms_stream.doors.huggingface.packs import TrainerWithPacks
-from lmms_stream.errors import ConfigError
+from lmms_stream.errors import ConfigError, CursorError
 from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
 
 from tests.conftest import last_words, write_tokens
@@ -157,3 +157,6 @@ def test_an_entry_of_a_dcp_checkpoint_has_one_name_whatever_the_sources(folder: 
     again = open_loader(folder, tmp_path)
     again.stateful().load_state_dict(saved)
     assert again.state_dict() == loader.state_dict()
+    for damaged in ({}, {"cursor": 3}, {"cursor": "{"}):
+        with pytest.raises(CursorError, match=r"the saved state is damaged \(.*\): use another checkpoint"):
+            again.stateful().load_state_dict(damaged)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -46,9 +47,10 @@ class IndexManager:
         self.position = position  # rows of the epoch passed by batches
         self.permutation = self.of_epoch(epoch_id)
 
-    def check(self, epoch_id: int, position: int) -> None:
-        """Raise CursorError for a position outside the epoch or a negative epoch."""
-        if not 0 <= position <= self.total_size or epoch_id < 0:
+    def check(self, epoch_id: Any, position: Any) -> None:
+        """Raise CursorError for a position outside the epoch, and for an epoch that is no number from 0 on."""
+        are_numbers = isinstance(position, Integral) and isinstance(epoch_id, Integral)
+        if not are_numbers or not 0 <= position <= self.total_size or not 0 <= epoch_id < MAX_EPOCHS:
             raise CursorError(
                 f"the state's position is row {position} of epoch {epoch_id}, which does not exist ({self.total_size} "
                 "rows): it is damaged, or belongs to other data; load another state, or start over"
@@ -116,6 +118,7 @@ class IndexManager:
 # The shuffled order of an epoch, at any position, in constant memory. Pure.
 
 SMALL = 1 << 16  # up to this number of rows, the full permutation is kept
+MAX_EPOCHS = 1 << 31
 BLOCK = 4096  # positions whose rows are computed together during a pass through an epoch
 _ROUNDS = 8
 Order = Literal["own", "relax"]

@@ -17,6 +17,7 @@ from ...extras import need
 from ...storage.storage import Storage, open_storage
 from .arguments import setting
 from .base import BaseDataset
+from .cursor import MAX_EPOCHS
 from .dataset import Dataset
 from .in_flight import Group, InFlight
 from .opening import load_function, load_processor, open_dataset
@@ -25,6 +26,7 @@ from .sample import Sample, load_state, save_state
 BufferFilter = Callable[[Any, int | None, list[Group], int], list[Group]]
 _FILE = "global_dataset_state_dict"
 _NAME = f"dataset/{_FILE}"
+_MAX_INDEX = 1 << 62
 
 
 class RolloutDataSource:
@@ -151,10 +153,15 @@ class RolloutDataSource:
                 checkpoint = setting(self.args, "hf_checkpoint")
                 drops_unordered = measures and checkpoint is not None and load_processor(checkpoint) is not None
                 is_shuffled = bool(setting(self.args, "rollout_shuffle"))
-                follow_relax(self.dataset, state, is_shuffled=is_shuffled, drops_unordered=drops_unordered)
-            self.sample_group_index = state.get("sample_group_index", 0)
-            self.sample_index = state["sample_index"]
-            self.metadata = state.get("metadata", {})
+                requests = (setting(self.args, name) for name in ("rollout_batch_size", "over_sampling_batch_size"))
+                follow_relax(
+                    self.dataset,
+                    state,
+                    is_shuffled=is_shuffled,
+                    drops_unordered=drops_unordered,
+                    largest_request=max(each or 0 for each in requests),
+                )
+            self._count_on({"sample_group_index": 0, "metadata": {}} | state)
             return
         raise CheckpointError(
             f"{store.url} holds no state of rollout {rollout_id} ({_NAME}_{rollout_id}.json, or Relax's .pt): name a "
@@ -188,8 +195,14 @@ class RolloutDataSource:
                     f"the state was saved {how} --rollout-shuffle: use the setting of the saved run, or start over"
                 )
             self.dataset.load_state_dict(state["dataset"])
-        self.sample_group_index = state["sample_group_index"]
-        self.sample_index = state["sample_index"]
+        self._count_on(state)
+
+    def _count_on(self, state: Mapping[str, Any]) -> None:
+        """Take the numbers of groups and samples from a state; CursorError for numbers out of range."""
+        for name in ("sample_group_index", "sample_index"):
+            if not isinstance(number := state.get(name), int) or not 0 <= number < _MAX_INDEX:
+                raise CursorError(f"the state has {name} {number!r}: it is damaged; load another state, or start over")
+        self.sample_group_index, self.sample_index = state["sample_group_index"], state["sample_index"]
         self.metadata = state["metadata"]
 
 
@@ -340,13 +353,18 @@ def read_relax_state(store: Storage, key: str) -> dict[str, Any]:
 
 
 def follow_relax(
-    dataset: BaseDataset, state: Mapping[str, Any], *, is_shuffled: bool, drops_unordered: bool = False
+    dataset: BaseDataset,
+    state: Mapping[str, Any],
+    *,
+    is_shuffled: bool,
+    drops_unordered: bool = False,
+    largest_request: int = 0,
 ) -> None:
     """Move a dataset to the position of Relax's dataset, in Relax's order.
 
     is_shuffled: with --rollout-shuffle. drops_unordered: whether Relax's eager dataset measured prompts with a
-    processor; its samples are then in the completion order of its processes. CursorError for a position that cannot be
-    reproduced.
+    processor; its samples are then in the completion order of its processes. largest_request: prompts that a rollout
+    asks for. CursorError for a position that cannot be reproduced, or is beyond the epoch.
     """
     if state.get("use_streaming"):
         _follow_streaming(dataset, state.get("streaming_state") or {}, is_shuffled=is_shuffled)
@@ -357,7 +375,7 @@ def follow_relax(
             "in each run: start over, or remove long prompts from the files and leave the flag out"
         )
     offset, epoch_id = int(state["sample_offset"]), int(state["epoch_id"])
-    if offset < 0 or epoch_id < 0:
+    if offset < 0 or not 0 <= epoch_id < MAX_EPOCHS:
         raise CursorError(
             f"the state has sample_offset {offset} and epoch_id {epoch_id}: it is damaged; load another state"
         )
@@ -371,7 +389,12 @@ def follow_relax(
             "--rollout-max-prompt-len drops some: load it without --use-streaming-dataset"
         )
     num_kept = len(dataset)
-    position = min(offset, num_kept)  # Relax keeps counting if a request is larger than the dataset
+    if offset > max(num_kept, largest_request):  # Relax keeps counting if a request is larger than the dataset
+        raise CursorError(
+            f"the state has sample_offset {offset} of an epoch with {num_kept} samples: it is of other data, or "
+            "damaged; name the files of the saved run (--prompt-data), or start over"
+        )
+    position = min(offset, num_kept)
     if isinstance(dataset, Dataset) and drops:
         dataset.follow_relax_order()
         kept = np.delete(np.arange(dataset.num_rows), dataset.dropped_rows)

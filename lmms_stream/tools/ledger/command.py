@@ -18,6 +18,7 @@ EXAMPLES = (
     "lmms-stream ledger runs/chats --step 1200",
     "lmms-stream ledger runs/chats --sample chats:123456",
     "lmms-stream ledger s3://bucket/runs/chats/step-00002000 --until 1500 --json",
+    "lmms-stream ledger runs/chats --verify",
     "lmms-stream ledger run.yaml --world-size 8 --step 0",
 )
 
@@ -64,6 +65,12 @@ def add_commands(commands: Commands) -> None:
         metavar="N",
         help="count what steps before N read; default: those of the checkpoint",
     )
+    add(
+        "--verify",
+        action="store_true",
+        help="compare every step before the checkpoint with the digest of its samples and the amounts that the run "
+        "wrote; name the first difference",
+    )
     add("--show", action="store_true", help="print the samples of --step or --sample as inspect does")
     add("--renamed", metavar="URL", help="say what --sample is called in the dataset there, made of the same rows")
     add(
@@ -84,9 +91,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _ledger(options: argparse.Namespace) -> int:
-    from .console import print_amounts, print_first_step, print_samples, print_step
-    from .opening import open_history
-    from .run import Ledger
+    from .console import print_amounts, print_first_step, print_samples, print_step, print_verified
+    from .opening import open_history, verified
+    from .run import Ledger, output_dir_of
 
     _check_questions(options)
     urls = dict(text.split("=", 1) for text in options.url if "=" in text)
@@ -98,6 +105,10 @@ def _ledger(options: argparse.Namespace) -> int:
     ledger = Ledger(history, urls=urls)
     if others := sorted({*urls} - {*ledger.urls}):
         raise ConfigError(f"--url {others[0]}: the run has no such source, only {', '.join(ledger.urls)}")
+    if options.verify:
+        written = ("step_digests.bin", "train_log.jsonl")
+        output_dir = output_dir_of(options.checkpoint, names=written, why="--verify needs what the run wrote")
+        return print_verified(verified(ledger.plans, run=history, output_dir=output_dir), as_json=options.json)
     if options.until is not None and options.until > ledger.stop and options.until > (ledger.end or options.until):
         raise ConfigError(f"--until {options.until}: the run ends before step {ledger.end}: choose at most that")
     if options.step is not None:
@@ -121,13 +132,16 @@ def _ledger(options: argparse.Namespace) -> int:
 
 def _check_questions(options: argparse.Namespace) -> None:
     """Raise ConfigError for conflicting options, and for options without their question."""
-    given = {"--step": options.step is not None, "--sample": bool(options.sample), "--drop": options.drop is not None}
+    given = {
+        "--step": options.step is not None, "--sample": bool(options.sample), "--drop": options.drop is not None,
+        "--verify": options.verify,
+    }  # fmt: skip
     asked = [name for name, is_given in given.items() if is_given]
     if len(asked) > 1:
         raise ConfigError(f"{' and '.join(asked)} are questions of their own: ask one at a time")
     if options.show and not (given["--step"] or given["--sample"]):
         raise ConfigError("--show prints samples of --step or --sample: name one of them")
-    if options.until is not None and (given["--step"] or given["--drop"]):
+    if options.until is not None and (given["--step"] or given["--drop"] or given["--verify"]):
         raise ConfigError(
             "--until selects steps, of a sample or of all samples: leave it out, or leave out the other options"
         )
@@ -152,7 +166,7 @@ def _logged(options: argparse.Namespace, history: RunHistory) -> int:
 
     if options.show or options.renamed:
         raise ConfigError("--show and --renamed need the datasets, which a run in lanes does not keep: use inspect")
-    if given := given_options(options, ("until", "drop", "url")):
+    if given := given_options(options, ("until", "drop", "verify", "url")):
         raise ConfigError(
             f"{given[0]} needs the contents of packs, but {options.checkpoint} belongs to a run in lanes, whose "
             "contents are only in the log: leave it out"

@@ -16,7 +16,7 @@ from ...cli.console import console, print_records, visible
 if TYPE_CHECKING:
     from ...mds.provenance import SourceRow
     from ...plan.ledger import PackEntry, PieceEntry, StepEntry
-    from .opening import Retraining
+    from .opening import Retraining, Verified
     from .run import Ledger, LoggedLedger
 
 SHOWN_IDS = 12  # of a pack, in the table
@@ -104,6 +104,19 @@ def print_first_step(ledger: Ledger, samples: Sequence[Sample], *, as_json: bool
     if not ledger.history.is_computed:
         console.print(Text(visible(_retraining_line(ledger, first, samples))), soft_wrap=True)
     _print_notes(ledger)
+
+
+def print_verified(found: Verified, *, as_json: bool) -> int:
+    """Print the comparison of a run with the arithmetic; return the exit status, 1 for a difference."""
+    if as_json:
+        _print_json(found._asdict())
+    else:
+        counts = (
+            f"{found.num_steps} steps, {found.num_digests} of them with a digest, {found.num_records} with a record"
+        )
+        result = "no difference" if found.difference is None else f"first difference: {found.difference}"
+        console.print(Text(visible(f"{counts} in the log: {result}")), soft_wrap=True)
+    return int(found.difference is not None)
 
 
 def print_amounts(ledger: Ledger, stop: int | None, *, as_json: bool) -> None:

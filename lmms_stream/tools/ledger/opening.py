@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,19 @@ from ...mds.mixed import mixed
 from ...plan.cursor import SOURCE
 from ...plan.ledger import StepLookup
 from ...plan.left_out import LeftOut
+from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
 from ...train.checkpoint.store import Checkpoint, checkpoints_url, open_target, read_checkpoint, split_path
+from ...train.report.train_log import (
+    DIGESTS_NAME,
+    LOG_NAME,
+    digest_of,
+    history,
+    known_digest,
+    read_digests,
+    read_log,
+)
 from ...types import World
 
 if TYPE_CHECKING:
@@ -288,3 +298,72 @@ def _last_before(checkpoints: str, step: int) -> str | None:
         if int(found.state["cursor"]["step"]) <= step:
             return found.where
     return None
+
+
+# What a run wrote of its steps, compared with the arithmetic.
+
+
+class Verified(NamedTuple):
+    """Numbers of compared steps, of their digests, and of records of the log; the first difference, None without."""
+
+    num_steps: int
+    num_digests: int
+    num_records: int
+    difference: str | None
+
+
+def verified(plans: StepLookup, *, run: RunHistory, output_dir: Path) -> Verified:
+    """Compare the steps before the checkpoint with the digests and the log of the run.
+
+    Later steps are not compared: only the next checkpoint has their settings. ConfigError for a run without digests
+    and records, or without its first steps in the history.
+    """
+    digests = read_digests(output_dir)
+    records = {record["step"]: record for record in history(read_log(output_dir)).steps}
+    if run.is_computed or plans.stretches[0].cursor.step or not (digests or records):
+        raise ConfigError(
+            f"{run.where} and {output_dir} are no checkpoint with the whole history of a run, and its {DIGESTS_NAME} "
+            f"or {LOG_NAME}: name the output_dir of a run that this release began"
+        )
+    num_steps = num_digests = num_records = 0
+    seen = {"tokens_seen": 0, "samples_seen": 0}
+    for step, packs, names in _trained_steps(plans, stop=run.stop):
+        num_steps += 1
+        seen["tokens_seen"] += int(packs.lengths.sum())
+        seen["samples_seen"] += len(packs.sample_ids)
+        read, planned = digests[num_steps - 1] if num_steps <= len(digests) else 0, _digest_of(packs, names)
+        logged = [records[num_steps]] if num_steps in records else []
+        num_digests, num_records = num_digests + (read != 0), num_records + len(logged)
+        lists = [*logged, run.state] if num_steps == run.num_trained else logged
+        found = [
+            f"has {name} {each[name]}, and the plan {amount}"
+            for each in lists
+            for name, amount in seen.items()
+            if each.get(name, amount) != amount
+        ]
+        if read not in (0, planned):
+            found = [f"read other samples (digest {read:016x}) than the plan has ({planned:016x})"]
+        if found:
+            return Verified(num_steps, num_digests, num_records, f"step {step} (the log's {num_steps}) {found[0]}")
+    lost = f"the checkpoint is of {run.num_trained} trained steps, and the plan has {num_steps} before it"
+    return Verified(num_steps, num_digests, num_records, None if num_steps == run.num_trained else lost)
+
+
+def _trained_steps(plans: StepLookup, *, stop: int) -> Iterator[tuple[int, PackRange, Sequence[str]]]:
+    """Yield the number of each step before `stop` without skipped steps, its packs, and names of sources."""
+    ends = [*(stretch.cursor.step for stretch in plans.stretches[1:]), stop]
+    for stretch, end in zip(plans.stretches, ends, strict=True):
+        cursor = stretch.cursor
+        while cursor.step < min(end, stop):
+            step = stretch.mixture.step(cursor, global_batch=stretch.global_batch)
+            if not step.num_packs:
+                return
+            if not plans.is_skipped(cursor.step):
+                yield cursor.step, stretch.mixture.packs(step.ranges), stretch.mixture.names
+            cursor = step.after
+
+
+def _digest_of(packs: PackRange, names: Sequence[str]) -> int:
+    sources = np.repeat(packs.sources, np.diff(packs.offsets))
+    each = (digest_of(names[source], packs.sample_ids[sources == source]) for source in np.unique(sources).tolist())
+    return known_digest(sum(each))

@@ -247,14 +247,17 @@ class LoggedLedger:
         return [number for number, ids in sorted(self.steps.items()) if sample_id in ids]
 
 
-def output_dir_of(run: str) -> Path:
-    """Return the output_dir for a path of the user: output_dir, checkpoint folder or checkpoint."""
+def output_dir_of(run: str, *, names: Sequence[str] = (LOG_NAME,), why: str = CANNOT) -> Path:
+    """Return the output_dir for a path of the user: output_dir, checkpoint folder or checkpoint.
+
+    names: files, any of which is there. why: for the error.
+    """
     path = Path(run)
     for folder in (path, path.parent, path.parent.parent):
-        if (folder / LOG_NAME).is_file():
+        if any((folder / name).is_file() for name in names):
             return folder
     raise ConfigError(
-        f"{run}: {CANNOT}, and there is no {LOG_NAME} next to it: name the output_dir of the run, with its "
+        f"{run}: {why}, and there is no {' or '.join(names)} next to it: name the output_dir of the run, with its "
         f"{CHECKPOINTS_NAME}"
     )
 

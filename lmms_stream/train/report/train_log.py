@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DataError, ObjectMissingError
 from ...storage.failures import disk_errors
+from ...storage.storage import open_storage
+
+if TYPE_CHECKING:
+    from ...types import Batch
 
 LOG_NAME = "train_log.jsonl"
+DIGESTS_NAME = "step_digests.bin"  # beside the log, see StepDigests
 ALERTS_NAME = "alerts.jsonl"  # beside the log: alerts of slow parts, which do not wait for the next record
 ROOM = "free some, and the same command goes on from the last checkpoint"
 _BLOCK = 1 << 16
@@ -141,3 +150,85 @@ def _end_of_lines(file: IO[bytes]) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+# Digests of the samples of each step: a run writes what it read, and `lmms-stream ledger --verify` computes it again.
+
+DIGEST_BYTES = 8
+_KEPT_NAME = f"log/{DIGESTS_NAME}"  # next to checkpoints outside of the output_dir
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
+
+
+class StepDigests:
+    """The file of the digests of a run's steps, 8 bytes each, little-endian, in turn; 0: the step has no digest.
+
+    step: finished steps; digests of later steps are cut. kept_at: URL of checkpoints outside of the folder, with a copy
+    of the file next to the checkpoints. Raises StorageError.
+    """
+
+    def __init__(self, folder: Path, *, step: int, kept_at: str | None = None):
+        self._path, self._kept_at = folder / DIGESTS_NAME, kept_at
+        num_bytes = DIGEST_BYTES * step
+        with disk_errors(str(self._path), room=ROOM):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+b", buffering=0)
+            if kept_at is not None and self._file.seek(0, os.SEEK_END) < num_bytes:
+                self._restore(kept_at)
+            self._file.truncate(num_bytes)  # missing digests become 0
+
+    def _restore(self, kept_at: str) -> None:
+        try:
+            kept = open_storage(kept_at).read(_KEPT_NAME)
+        except ObjectMissingError:
+            return
+        self._file.truncate(0)
+        self._file.write(kept)
+
+    def write(self, words: Sequence[float]) -> None:
+        """Add the digest of the next step. words: sums of digest_words over all ranks with different packs."""
+        low, second, third, high = map(int, words)
+        digest = low + (second << 16) + (third << 32) + (high << 48)
+        with disk_errors(str(self._path), room=ROOM):
+            self._file.write(known_digest(digest).to_bytes(DIGEST_BYTES, "little"))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def part(self) -> dict[str, bytes]:
+        """Return the copy of the file to keep next to a checkpoint, by key."""
+        if self._kept_at is None:
+            return {}
+        with disk_errors(str(self._path)):
+            return {_KEPT_NAME: self._path.read_bytes()}
+
+
+def known_digest(digest: int) -> int:
+    """Return a digest as stored: modulo 2**64, and never 0."""
+    return digest % (1 << 64) or 1
+
+
+def digest_of(source: str, sample_ids: NDArray[np.int64]) -> int:
+    """Return the sum of a hash of each sample: the same in any order and partition of samples."""
+    seed = hashlib.blake2b(source.encode(), digest_size=DIGEST_BYTES).digest()
+    mixed = sample_ids.astype(np.uint64) + np.frombuffer(seed, "<u8")
+    for multiplier, shift in zip(_MULTIPLIERS, (np.uint64(30), np.uint64(27)), strict=True):
+        mixed = (mixed ^ (mixed >> shift)) * multiplier
+    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+def digest_words(batches: Iterable[Batch]) -> list[float]:
+    """Return the digest of a rank's step in 4 parts of 16 bits, as float64 sums them over ranks without rounding."""
+    digest = 0
+    for batch in batches:
+        digest += digest_of(batch.source, batch.sample_ids.numpy())
+    words: list[float] = np.array([digest % (1 << 64)], "<u8").view("<u2").astype(np.float64).tolist()
+    return words
+
+
+def read_digests(folder: Path) -> list[int]:
+    """Return the digests of the steps of a run, 0 for a step without one; [] without a file."""
+    path = folder / DIGESTS_NAME
+    with disk_errors(str(path)):
+        data = path.read_bytes() if path.is_file() else b""
+    digests: list[int] = np.frombuffer(data[: len(data) // DIGEST_BYTES * DIGEST_BYTES], "<u8").tolist()
+    return digests

@@ -23,7 +23,7 @@ from ....processors.lengths import checked, checked_length, groups, measured_wit
 from ....storage.failures import disk_errors
 from ....types import Processed, Sample
 from .source_files import SourceFile, row_order, sample_id_of
-from .source_state import Counts
+from .source_state import Counts, check_inside
 from .streaming_packs import SamplePiece, StreamingPackConfig
 
 LOOK_ROWS = 100  # rows of a file used to find their kind
@@ -146,6 +146,7 @@ class RowReader:
                 yield from enumerate(unit.rows())
                 return
             rows = by_index(unit)
+            check_inside("row", first, len(rows), where=f"unit {number} of {file.key}")
             order = np.arange(len(rows))
             if self.reading.seed is not None:
                 order = row_order(len(rows), file.key, number, seed=self.reading.seed, epoch=epoch)

@@ -35,7 +35,7 @@ from .source_files import (
     lane_of,
     list_files,
 )
-from .source_state import KnownFile, LaneStep, SourcesState, UnitPosition
+from .source_state import KnownFile, LaneStep, SourcesState, UnitPosition, check_inside
 from .streaming_packs import PieceRef, SamplePiece, StreamingPacker
 
 
@@ -210,12 +210,15 @@ class SourceReader:
             return
         file = self._unchanged(key, listed, epoch)
         try:
-            mapper, units = None, self._units(file)
+            mapper, units, num_units = None, self._units(file), 0
             while True:
                 try:
                     mapper = mapper or self._rows.mapper(file)
                     number, unit = next(units)
+                    num_units = number + 1
                 except StopIteration:
+                    for mine in lanes.values():
+                        check_inside("unit", mine.positions.get(key, UnitPosition()).unit, num_units, where=key)
                     break
                 except DataError as error:
                     owner = lanes.get(lane_of(key, 0, self._reading.num_lanes))  # exactly one reader counts it
@@ -247,6 +250,7 @@ class SourceReader:
                 tally = lane.tally if not begun else Tally()  # a started row is counted already
                 where = row_name(key, number, row.number)
                 contents = self._rows.contents(row, where=where, tally=tally)
+                check_inside("piece", begun, len(contents), where=where)
                 for piece, content in enumerate(contents[begun:], start=begun):
                     lane.positions[key] = UnitPosition(number, index, piece + 1)
                     ref = PieceRef(key, number, index, piece, content.length)

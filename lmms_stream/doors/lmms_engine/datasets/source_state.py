@@ -177,12 +177,13 @@ class SourcesState:
                 "checkpoint of a run on the same MultiModalIterableDataset"
             )
         try:
-            state = SourcesState(str(data["sources"]), index(data["num_lanes"]), step=index(data["step"]))
+            state = SourcesState(str(data["sources"]), _count(data["num_lanes"], least=1), step=_count(data["step"]))
             for epoch, files in data["files"].items():
-                state.known[int(epoch)] = {str(key): KnownFile(str(digest), index(look)) for key, digest, look in files}
+                known = {str(key): KnownFile(str(digest), _count(look)) for key, digest, look in files}
+                state.known[_count(int(epoch))] = known
             for lane, each in data["lanes"].items():
-                keys = list(state.known.get(index(each["epoch"]), ()))
-                state.lanes[int(lane)] = _lane_from_dict(each, keys)
+                keys = list(state.known.get(_count(each["epoch"]), ()))
+                state.lanes[_count(int(lane), most=state.num_lanes - 1)] = _lane_from_dict(each, keys)
         except LmmsStreamError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -204,13 +205,31 @@ def _lane_to_dict(lane: LaneProgress, keys: Sequence[str]) -> dict[str, Any]:
 
 def _lane_from_dict(data: Mapping[str, Any], keys: Sequence[str]) -> LaneProgress:
     return LaneProgress(
-        epoch=index(data["epoch"]),
-        num_packs=index(data["num_packs"]),
-        counts=Counts(**{name: index(value) for name, value in data["counts"].items()}),
-        finished=frozenset(keys[number] for first, stop in data["finished"] for number in range(first, stop)),
-        positions={keys[number]: UnitPosition(*map(index, rest)) for number, *rest in data["positions"]},
-        open=tuple(tuple(PieceRef(keys[number], *map(index, rest)) for number, *rest in pack) for pack in data["open"]),
+        epoch=_count(data["epoch"]),
+        num_packs=_count(data["num_packs"]),
+        counts=Counts(**{name: _count(value) for name, value in data["counts"].items()}),
+        finished=frozenset(keys[_count(number)] for first, stop in data["finished"] for number in range(first, stop)),
+        positions={keys[_count(number)]: UnitPosition(*map(_count, rest)) for number, *rest in data["positions"]},
+        open=tuple(
+            tuple(PieceRef(keys[_count(number)], *map(_count, rest)) for number, *rest in pack) for pack in data["open"]
+        ),
     )
+
+
+def _count(value: Any, *, least: int = 0, most: int = (1 << 62) - 1) -> int:
+    number = index(value)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is out of range")
+    return number
+
+
+def check_inside(what: str, position: int, num_units: int, *, where: str) -> None:
+    """Raise CursorError for a saved position after the last unit, row or piece of a file."""
+    if position > num_units:
+        raise CursorError(
+            f"the saved state is at {what} {position} of {where}, which has {num_units}: the state is damaged, or its "
+            "sources have changed; restore them, or use another checkpoint"
+        )
 
 
 def _ranges(numbers: Sequence[int]) -> list[list[int]]:
