@@ -110,7 +110,7 @@ class Stager:
         return staged
 
     def submit(self, write: Callable[..., R], *args: Any, **options: Any) -> Future[R]:
-        """Call write in a thread, on the device of this owner: a new thread is on GPU 0, and would reserve its memory."""
+        """Call write in a thread, on this owner's device: a new thread is on GPU 0, and would reserve its memory."""
         thread = ThreadPoolExecutor(1, "lmms_stream-checkpoint", _enter, (self._device,))
         try:
             return thread.submit(write, *args, **options)
@@ -125,10 +125,10 @@ class Stager:
 
     def synchronize_staging(self) -> None:
         """Wait until the copies can be read; CheckpointError if they may hold later values."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if (copied := self._copied) is not None:
+            copied.synchronize()
             self._check_writes()
-        self._sources = None
+        self._sources = self._copied = None
 
     def release(self) -> None:
         """Free the memory of the copies."""
@@ -199,7 +199,10 @@ def _replaced(leaf: Any, copies: dict[Place, torch.Tensor]) -> Any:
     """Return a leaf with copies in place of its plain tensors."""
     if is_traceable_wrapper_subclass(leaf):
         names, context = leaf.__tensor_flatten__()
-        inner = {name: _replaced(getattr(leaf, name), copies) for name in names}
+        parts = {name: getattr(leaf, name) for name in names}  # tensors, and objects such as a mesh
+        inner = {
+            name: _replaced(part, copies) if isinstance(part, torch.Tensor) else part for name, part in parts.items()
+        }
         return type(leaf).__tensor_unflatten__(inner, context, leaf.size(), leaf.stride())
     return copies[_place(leaf)] if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
