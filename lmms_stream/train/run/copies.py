@@ -65,8 +65,8 @@ def has_streams() -> bool:
     return torch.cuda.is_available()
 
 
-class Watched(NamedTuple):
-    """A saved tensor, and the number of writes to the tensor at the begin of its copy."""
+class SavedTensor(NamedTuple):
+    """A saved tensor, and the number of writes to the tensor when its copy began."""
 
     name: str
     tensor: torch.Tensor
@@ -89,7 +89,7 @@ class Stager:
         self._layout: Layout = []
         self._copies: list[torch.Tensor] = []
         self._watches = self._stream is not None or WATCH in os.environ
-        self._watched: list[Watched] = []
+        self._watched: list[SavedTensor] = []
         self._written: str | None = None  # a saved tensor that was written to without a fence
         self._checking = Lock()
         _stagers.add(self)
@@ -207,13 +207,13 @@ def _replaced(leaf: Any, copies: dict[Place, torch.Tensor]) -> Any:
     return copies[_place(leaf)] if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
 
-def _watched(values: Any) -> Iterator[Watched]:
+def _watched(values: Any) -> Iterator[SavedTensor]:
     """Yield the saved tensors, and plain tensors inside: an operation may count at either."""
     for path, leaf in _leaves(values):
         if isinstance(leaf, torch.Tensor):
             name = ".".join(str(key).strip("[]'") for key in path)
             for tensor in (leaf, *_plain(leaf)):
-                yield Watched(name, tensor, tensor._version)
+                yield SavedTensor(name, tensor, tensor._version)
 
 
 def _leaves(values: Any) -> list[tuple[tuple[Any, ...], Any]]:
