@@ -27,6 +27,8 @@ from ..rounds import rounds
 from .answers import pairs, trainer_of, write_answers
 from .streams import EARLY, LATE, Gpu, Schedule, Stream, simulated_gpu
 
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without CUDA")
+REAL: Schedule = "real"  # of a real GPU
 Saved = dict[str, dict[str, torch.Tensor]]  # by checkpoint, then by the name of a tensor
 ACTIONS = ("step", "step", "average", "save", "save", "wait")
 LIFE = ("step", "average", "step", "save", "step", "average", "save", "wait")
@@ -67,10 +69,12 @@ def differing(saved: Saved, expected: Saved) -> list[str]:
     ]
 
 
-def parts(seed: int, *, buffers: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def parts(seed: int, *, buffers: bool, width: int = 16) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    norm = torch.nn.BatchNorm1d(16) if buffers else torch.nn.LayerNorm(16)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), norm, torch.nn.Linear(16, 3))
+    norm = torch.nn.BatchNorm1d(width) if buffers else torch.nn.LayerNorm(width)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), norm, torch.nn.Linear(width, 3))
+    if torch.cuda.is_available():
+        model.cuda()
     fully_shard(model)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 
@@ -94,22 +98,24 @@ def hold(saver: Checkpointer) -> threading.Event:
 
 def live(folder: Path, seed: int, schedule: Schedule | None, *, actions: Sequence[str] = ()) -> Gpu | None:
     """A run of updates, averages and saves, in an order of its seed by default; no schedule: saves are synchronous."""
-    rng = np.random.default_rng(seed)
-    model, optimizer = parts(seed, buffers=bool(seed % 2))
+    rng, width = np.random.default_rng(seed), 2048 if torch.cuda.is_available() else 16
+    model, optimizer = parts(seed, buffers=bool(seed % 2), width=width)
+    device = next(model.parameters()).device
     average = Average(model, decay=0.9)
     gpu, event = None, threading.Event()
     with ExitStack() as stack:
-        if schedule is not None:
+        if schedule not in (None, REAL):
             gpu = stack.enter_context(simulated_gpu(schedule))
             gpu.owns([*model.parameters(), *model.buffers(), *average.tensors.values()])
         saver = Checkpointer(
-            str(folder), staging=folder / "staging", asynchronous=gpu is not None, timeout_s=60, average=average
+            str(folder), staging=folder / "staging", asynchronous=schedule is not None, timeout_s=60, average=average
         )
         stack.enter_context(saver)
         stack.callback(lambda: event.set())
         for number, action in enumerate(actions or rng.choice(ACTIONS, 12)):
             if action == "step":
-                update(model, optimizer, torch.from_numpy(rng.standard_normal((4, 16), np.float32)))
+                inputs = torch.from_numpy(rng.standard_normal((4, width), np.float32))
+                update(model, optimizer, inputs.to(device))
                 if gpu is not None:
                     gpu.owns(each for state in optimizer.state.values() for each in state.values())
             elif action == "average":
@@ -118,7 +124,7 @@ def live(folder: Path, seed: int, schedule: Schedule | None, *, actions: Sequenc
                 event.set()
                 saver.wait()
                 event = hold(saver)
-                if schedule != LATE:
+                if schedule not in (LATE, REAL):
                     event.set()
                 saver.save(model, optimizer, step=number, state={"cursor": number}, documents={})
             else:
@@ -127,6 +133,15 @@ def live(folder: Path, seed: int, schedule: Schedule | None, *, actions: Sequenc
     return gpu
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="of machines with CUDA")
+@pytest.mark.parametrize("seed", range(4))
+def test_a_checkpoint_holds_the_values_of_its_step_on_a_gpu(seed: int, tmp_path: Path) -> None:
+    for name, schedule in (("expected", None), ("real", REAL)):
+        live(tmp_path / name, seed, schedule)
+    assert differing(saved_in(tmp_path / "real"), saved_in(tmp_path / "expected")) == []
+
+
+@without_gpu
 @pytest.mark.parametrize("seed", range(rounds(4, 60)))
 def test_a_checkpoint_holds_the_values_of_its_step_in_any_schedule(seed: int, tmp_path: Path) -> None:
     live(tmp_path / "expected", seed, None)
@@ -149,6 +164,7 @@ FAULTS: dict[str, tuple[object, str, Any]] = {
 }
 
 
+@without_gpu
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_simulator_notices_a_missing_rule(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live(tmp_path / "expected", 0, None, actions=LIFE)
@@ -198,6 +214,7 @@ def prefer(folder: Path, output: Path, schedule: Schedule | None, *, shrinks: bo
     return saved_in(output / "checkpoints")
 
 
+@without_gpu
 @pytest.mark.parametrize("shrinks", [False, True])
 def test_no_checkpoint_holds_the_weights_of_the_reference_or_of_a_callback(shrinks: bool, tmp_path: Path) -> None:
     write_answers(tmp_path / "data", pairs(32))
@@ -207,6 +224,7 @@ def test_no_checkpoint_holds_the_weights_of_the_reference_or_of_a_callback(shrin
         assert differing(prefer(tmp_path, tmp_path / f"{schedule}", schedule, shrinks=shrinks), expected) == []
 
 
+@without_gpu
 @pytest.mark.parametrize("is_simulated", [True, False])
 def test_a_write_without_a_fence_while_a_tensor_is_copied_fails(
     is_simulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
