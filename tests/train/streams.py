@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 OWN_DEVICE = 3  # of this rank; a new thread is on device 0
-EARLY, LATE = "early", "late"
+EARLY, LATE, COPIES_LATE = "all work early", "all work late", "copies late, other work early"
 VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView).add(torch._C.DispatchKey.AutogradCPU)
-Schedule = str | int  # EARLY, LATE, or the seed of random turns
+Schedule = str | int  # a name, or the seed of random turns
 
 
 class Event:
@@ -94,7 +94,7 @@ class Gpu(TorchDispatchMode):
     """
 
     def __init__(self, schedule: Schedule):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.streams: list[Stream] = []
         self.num_waits, self.on_wrong_device, self.num_late = 0, set[str](), 0
         self._schedule = schedule
@@ -155,8 +155,8 @@ class Gpu(TorchDispatchMode):
         """Run some of the queued work, or all, or none."""
         if self._schedule == LATE:
             return
-        if self._schedule == EARLY:
-            for stream in self.streams:
+        if self._schedule in (EARLY, COPIES_LATE):
+            for stream in self.streams if self._schedule == EARLY else [self._default]:
                 while stream.items:
                     stream.run_next()
             return
