@@ -38,6 +38,7 @@ gc.disable()  # until all tests are imported: nothing is left to collect
 
 # Files that take long, by the start of their names: the longest first.
 LONGEST = ("jobs/test_stopping", "demo/test_demo", "docs/test_pages", "jobs/", "mds/", "converters/")
+os.environ["LMMS_STREAM_WATCH_COPIES"] = "1"  # of this process and its children: see train/run/copies.py
 TokensAndSpans = tuple[NDArray[Any], NDArray[Any]]  # int32[T] and int32[k, 2]
 S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 

@@ -138,6 +138,7 @@ def test_the_next_save_copies_tensors_to_the_memory_of_the_last(group: None) -> 
     tied = torch.ones(3)
     for model in ({"a": torch.ones(2)}, {"a": tied, "b": tied}, {"a": tied + 1, "b": tied}):
         for number in range(2):
+            stager.fence()
             tied.add_(1)
             staged = stager.stage({"model": {**model, "n": number}})["model"]
             assert staged.keys() == {*model, "n"}

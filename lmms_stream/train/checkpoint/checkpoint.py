@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ...errors import CheckpointError, LmmsStreamError
 from ...storage.local import LocalStorage
+from ..run.copies import Stager
 from ..run.distributed import from_rank_0
 from ..run.optimizers import Average
 from .resume import Resumable, find_checkpoint, on_all_ranks, on_rank_0
@@ -41,7 +42,6 @@ from .store import (
 from .tensors import (
     NOTHING,
     CheckpointWriter,
-    Stager,
     Tensors,
     cause_of,
     needed_files,
@@ -142,7 +142,7 @@ class Checkpointer:
             keep=self._keep,
             best=best,
             beside=beside,
-            wait_for_copies=self._stager.synchronize_staging,
+            wait_for_copies=self._stager.synchronize_staging if self.asynchronous else None,
             check_owner=self.check_owner,
         )
         options: dict[str, Any] = {
@@ -152,11 +152,9 @@ class Checkpointer:
             "process_group": self._group,
         }
         if self.asynchronous:
-            started = async_save(values, async_stager=self._stager, **options)
-            assert isinstance(started, Future)
-            self._saving = started
-            parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-            self._stager.hold(optimizer, at_once=not values["model"].keys() <= parameters)  # a forward changes buffers
+            self._saving = self._stager.submit(save, self._stager.stage(values), **options)
+            if not values["model"].keys() <= {name for name, _ in model.named_parameters(remove_duplicate=False)}:
+                self._stager.fence()  # a forward pass writes to buffers
         else:
             self._finish(lambda: save(values, **options))
 

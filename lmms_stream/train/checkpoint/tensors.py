@@ -17,13 +17,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -33,18 +31,19 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.hooks import RemovableHandle
 
 from ...errors import CheckpointError, LmmsStreamError, StorageError
 from ..model.adapters import adapter_of
+from ..run.copies import Stager as Stager
+from ..run.copies import _leaves as _leaves
+from ..run.copies import _plain as _plain
+from ..run.copies import writes_saved
 from ..run.optimizers import Average
 from .store import METADATA_NAME, DigestedFile, FileDigest, Target, remove, write_synced
 
 Tensors = dict[str, Any]  # by "model", "optimizer" or "average", then by the names of parameters
-Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]  # address, shape, strides, type
-Pairs = dict[Place, tuple[torch.Tensor, torch.Tensor]]  # copy and source; a copy of tied tensors counts once
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
+COPY_AHEAD_BYTES = 10_000_000  # from the device, of a save without copies; torch's default
 NO_ROOM_BYTES = 1 << 16  # torch's writer gives no cause: with less free space, the cause is a full disk
 
 
@@ -71,6 +70,7 @@ def room_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: 
     return tensors_of(model, optimizer, average)
 
 
+@writes_saved
 def set_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, values: Tensors, average: Average | None = None
 ) -> None:
@@ -154,6 +154,7 @@ def files_with(metadata: Metadata, values: Tensors) -> list[str]:
     return sorted({file.relative_path for index, file in metadata.storage_data.items() if index.fqn in wanted})
 
 
+@writes_saved
 def read_tensors(folder: Path, values: Tensors, *, metadata: Metadata | None = None) -> None:
     """Read into the tensors of `values`, without other ranks. CheckpointError if names or shapes differ.
 
@@ -187,109 +188,6 @@ def _plan(metadata: Metadata, values: Tensors) -> tuple[DefaultLoadPlanner, Load
         ) from error
 
 
-class Stager(AsyncStager):
-    """Copies tensors to CPU memory that is kept for the next save; pinned memory, if CUDA is available.
-
-    torch's StateDictStager makes the copies. While all tensors stay in their places, only their bytes are copied.
-    Tensors on the CPU are copied when `stage` returns. Copies from CUDA run in a stream of their own, after the work
-    queued so far: the thread that writes calls synchronize_staging, and `hold` delays work that changes the tensors.
-    torch's DefaultStager waits in `stage` for all work of the device, or does not wait for the optimizer's last step.
-    """
-
-    _synchronize_after_execute = False
-
-    def __init__(self) -> None:
-        is_on_cuda = torch.cuda.is_available()
-        self._memory = StateDictStager(pin_memory=is_on_cuda)
-        self._copies: Tensors = {}
-        self._places: dict[tuple[str, ...], list[Place]] = {}  # of the tensors at the last save
-        self._stream = torch.cuda.Stream() if is_on_cuda else None
-        self._copied: torch.cuda.Event | None = None
-        self._sources: Tensors | None = None  # torch may reuse the memory of a tensor that nobody refers to
-        self._holds: RemovableHandle | None = None
-
-    @torch.no_grad()
-    def stage(self, state_dict: Tensors) -> Tensors:
-        if self._stream is None:
-            return self._copy_all(state_dict)
-        self._sources = state_dict
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            staged = self._copy_all(state_dict)
-            self._copied = self._stream.record_event()
-        return staged
-
-    def hold(self, optimizer: torch.optim.Optimizer, *, at_once: bool) -> None:
-        """Let the device begin the optimizer's next step after the copies; at_once: all work queued from now on."""
-        if (copied := self._copied) is None:
-            return
-        if self._holds is not None:
-            self._holds.remove()
-        self._holds = optimizer.register_step_pre_hook(lambda *_: torch.cuda.current_stream().wait_event(copied))
-        if at_once:
-            torch.cuda.current_stream().wait_event(copied)
-
-    def synchronize_staging(self) -> None:
-        """Wait until the copies can be read."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        self._sources = None
-
-    def close(self) -> None:
-        """Do nothing: torch 2.11 calls this after each save."""
-
-    def release(self) -> None:
-        """Free the memory of the copies."""
-        self.synchronize_staging()
-        if self._holds is not None:
-            self._holds.remove()
-        self._copies, self._places = {}, {}
-        self._memory.close()
-
-    def _copy_all(self, values: Tensors) -> Tensors:
-        places = {path: [*map(_place, _plain(leaf))] for path, leaf in _leaves(values)}
-        if places != self._places:
-            self._copies = self._memory.stage(values, non_blocking=self._stream is not None)
-            self._places = places
-            return self._copies
-        pairs: Pairs = {}
-        staged: Tensors = self._filled(self._copies, values, pairs)
-        for copy, source in pairs.values():
-            copy.copy_(source, non_blocking=self._stream is not None)
-        return staged
-
-    def _filled(self, copies: Any, values: Any, pairs: Pairs) -> Any:
-        """Return `values` with copies as tensors; add the copies to fill, and their sources, to `pairs`."""
-        if isinstance(values, dict):
-            return {name: self._filled(copies[name], each, pairs) for name, each in values.items()}
-        if not isinstance(values, torch.Tensor):
-            return self._memory.stage(values, non_blocking=self._stream is not None)
-        for copy, source in zip(_plain(copies), _plain(values), strict=True):
-            pairs[_place(copy)] = copy, source
-        return copies
-
-
-def _leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(values, dict):
-        for name, each in values.items():
-            yield from _leaves(each, (*path, name))
-    else:
-        yield path, values
-
-
-def _plain(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors inside a sharded or quantized tensor, or the tensor itself; nothing for other values."""
-    if is_traceable_wrapper_subclass(value):
-        for name in value.__tensor_flatten__()[0]:
-            yield from _plain(getattr(value, name))
-    elif isinstance(value, torch.Tensor):
-        yield value
-
-
-def _place(tensor: torch.Tensor) -> Place:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
 @dataclass(frozen=True)
 class _Written(WriteResult):
     """First result of a rank, with the files written by the rank."""
@@ -316,7 +214,8 @@ class CheckpointWriter(FileSystemWriter):
 
     documents: further files of rank 0 in the checkpoint, by name. keep: number of latest checkpoints to keep. best:
     step of the best checkpoint, see remove_old. beside: files of rank 0 next to the checkpoints, by their keys.
-    wait_for_copies: returns when the tensors can be read. check_owner: raises an error if another run took over.
+    wait_for_copies: returns when the tensors can be read; None: they are no copies, and may be on a device.
+    check_owner: raises an error if another run took over.
     """
 
     def __init__(
@@ -328,10 +227,12 @@ class CheckpointWriter(FileSystemWriter):
         keep: int | None,
         best: int | None = None,
         beside: Mapping[str, bytes] = NOTHING,
-        wait_for_copies: Callable[[], None] = lambda: None,
+        wait_for_copies: Callable[[], None] | None = None,
         check_owner: Callable[[], None] = lambda: None,
     ):
-        super().__init__(target.writing(step))
+        # torch would wait for all work of the device again and again, also for copies on the CPU.
+        copy_ahead = COPY_AHEAD_BYTES if wait_for_copies is None else 0
+        super().__init__(target.writing(step), per_thread_copy_ahead=copy_ahead)
         self.fs = self._files = _Files()
         self.target = target
         self.step = step
@@ -355,7 +256,8 @@ class CheckpointWriter(FileSystemWriter):
         done: Future[list[WriteResult]] = Future()
         results: list[WriteResult] = []
         with _failures(self._folder):
-            self._wait_for_copies()
+            if self._wait_for_copies is not None:
+                self._wait_for_copies()
             self.target.begin(self.step)
             if plan.items:
                 write = super().write_data

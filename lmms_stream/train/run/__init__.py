@@ -4,6 +4,7 @@ settings        the section `train` of a run's YAML file, checked
 distributed     processes: joining, network interface, end, NCCL's flight recorder
 mesh            groups of ranks sharing a copy of the model, the tokens of a pack, a matrix
 precision       number formats
+copies          copies of saved tensors on the CPU, and the writers that wait for the copies
 phases          current activity of a rank
 flow            actions due after a step, an epoch, a time
 callbacks       callbacks of transformers

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, TrainingError
+from .copies import fence
 from .distributed import gather
 from .flow import Control, Flags
 
@@ -72,6 +73,8 @@ class Callbacks:
 
     def call(self, event: str, **details: Any) -> None:
         """Call the method `event` of each callback, one after another; each may change the control."""
+        if self.listens(event):
+            fence()  # a callback may write to weights
         for callback in self._all:
             changed = getattr(callback, event)(self.arguments, self.state, self.control, **self.given, **details)
             if changed is not None:

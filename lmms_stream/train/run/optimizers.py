@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...errors import ConfigError, LmmsStreamError
+from .copies import writes_saved
 from .settings import TrainConfig
 
 Groups = list[dict[str, Any]]
@@ -413,12 +414,14 @@ class Average:
         self.tensors = {name: each.detach().to(torch.float32, copy=True) for name, each in self._parameters.items()}
         self._move = get_ema_multi_avg_fn(decay)
 
+    @writes_saved
     @torch.no_grad()
     def update(self) -> None:
         """Update the average after a step: decay * average + (1 - decay) * weights, in a fused operation."""
         weights = [local(each).to(torch.float32) for each in self._parameters.values()]
         self._move([local(each) for each in self.tensors.values()], weights, 0)
 
+    @writes_saved
     @torch.no_grad()
     def begin(self, names: set[str]) -> None:
         """Set the average of some parameters to their weights."""

@@ -29,6 +29,7 @@ from ..model.adapters import adapter_of, add_tensor, without_adapter
 from ..model.choice import evaluating
 from ..model.model import PackedModel
 from ..model.sharding import reshard
+from ..run.copies import writes_saved
 from ..run.distributed import from_rank_0
 from ..run.optimizers import local
 
@@ -331,6 +332,7 @@ class FrozenWeights:
             reshard(self._model)
             self._swap()
 
+    @writes_saved
     @torch.no_grad()
     def _swap(self) -> None:
         for trained, kept in self._pairs:
