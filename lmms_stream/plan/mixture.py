@@ -92,6 +92,7 @@ class Mixture:
         if self.schedule is not None:
             self.read_names = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
+        self._is_read = frozenset(self.read_names)
         self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
         self.max_epochs = checked_epochs(max_epochs)
         for name in self.max_epochs:
@@ -114,14 +115,15 @@ class Mixture:
     def adopt(self, cursor: Cursor) -> Cursor:
         """Return a cursor with all sources of this mixture: new sources begin at their first pack.
 
-        Former sources keep their cursor. CursorError if a source follows another plan, or its position is after the end
-        of its epoch.
+        Former sources keep their cursor. The sources stay in the cursor's order, and new ones follow. CursorError if a
+        source follows another plan, or its position is after the end of its epoch.
         """
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
-        sources = dict(cursor.sources)
+        begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
+        sources = (dict(cursor.sources) if cursor.has_order else {}) | begins | dict(cursor.sources)
         self._warn_of_renamed(cursor)
-        for name, plan in self.plans.items():
-            at = sources.get(name, SourceCursor(plan=plan.fingerprint))
+        for name in self.names:
+            at = sources[name]
             num_packs = self.plan_of(name, at).num_packs(at.epoch)
             if num_packs == 0:
                 raise ConfigError(f"source {name!r} has no packs: all its samples are dropped; raise packing_length")
@@ -323,8 +325,8 @@ class Mixture:
         """Take `count` packs from a step on, or up to the end (without weights: of the epoch).
 
         Move `sources` behind these packs, add rows for them to `ranges`, in each step by source, and return their
-        number. begun: packs taken before, since the beginning of the step. until: the last pack to take, a range of
-        length 1. keeps_length: no packing_length changes.
+        number. The order of `sources` decides between equal turns. begun: packs taken before, since the beginning of
+        the step. until: the last pack to take, a range of length 1. keeps_length: no packing_length changes.
         """
         done, turn = 0, step * global_batch + begun  # turns count from step 0
         while True:
@@ -343,7 +345,7 @@ class Mixture:
         ranges: list[NDArray[np.int64]] | None,
     ) -> tuple[int, bool]:  # fmt: skip
         """Take packs of one packing_length, see take; also return whether `until` is taken."""
-        names = [name for name in self.read_names if self._has_packs(name, sources[name])]
+        names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
         plans, numbers = self.by_length.at(sources)
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)

@@ -27,7 +27,7 @@ from ..errors import ConfigError, CursorError
 from .assign import LINEAR_COST, pack_costs
 from .cursor import Cursor, SourceCursor, WindowCursor
 from .mixture import Mixture, Step
-from .pack_plan import PackPlan
+from .pack_plan import PackPlan, short_digest
 from .packing import PackRange
 from .source_ranges import SourceRange, SourceRanges, Weights
 
@@ -166,16 +166,24 @@ class WindowedMixture(Mixture):
         """
         if cursor.window is not None:
             self._mixture_of(cursor.window)
-        return super().adopt(cursor)
+        adopted = super().adopt(cursor)
+        if (window := cursor.window) is not None and window.turns:
+            computed = _digest(self._in_turn(window))
+            if computed != window.turns:
+                raise CursorError(
+                    f"the state is inside a window (see balance) of turns {window.turns}, and its sources give turns "
+                    f"{computed}: the state was changed after it was saved, use another checkpoint"
+                )
+        return adopted
 
     @cached_property
     def _mix(self) -> str:
-        """All that decides the turns of the sources, as text."""
-        return json.dumps([self.listed_weights, dict(self.max_epochs)])
+        """All that decides the turns of the sources but their order, as text."""
+        return json.dumps([self.listed_weights, dict(self.max_epochs)], sort_keys=True)
 
     def _mixture_of(self, window: WindowCursor) -> Mixture:
         """Return the mixture in which a window began."""
-        if window.mix == self._mix and tuple(window.sources) == self.names:
+        if window.mix == self._mix and window.sources.keys() == self.plans.keys():
             return self
         if self._former is None or self._former[0] != window.begin:
             self._former = window.begin, self._made_former(window)
@@ -231,12 +239,13 @@ class WindowedMixture(Mixture):
         num_packs = self.take(dict(cursor.sources), cursor.step, most, global_batch=global_batch, ranges=ranges)
         if not num_packs:
             return None
-        sources = {name: cursor.sources[name] for name in self.names}
-        across = self.balance == ACROSS_SOURCES
+        sources = {name: at for name, at in cursor.sources.items() if name in self.plans}
+        turns = SourceRanges(self.by_length.names, np.concatenate(ranges))
         window = WindowCursor(
-            cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix, across_sources=across
-        )
-        self._turns = window, SourceRanges(self.by_length.names, np.concatenate(ranges)), None
+            cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix,
+            across_sources=self.balance == ACROSS_SOURCES, turns=_digest(turns),
+        )  # fmt: skip
+        self._turns = window, turns, None
         return window
 
     def _packs_of_phase(self, step: int, *, global_batch: int) -> int:
@@ -255,12 +264,23 @@ class WindowedMixture(Mixture):
             turns, of_turns = self.turns_of_window(window)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
-            seed = self.plans[self._mixture_of(window).read_names[0]].order.seed
+            read = self._mixture_of(window).read_names
+            seed = self.plans[next(name for name in window.sources if name in read)].order.seed
             self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 
     def turns_of_window(self, window: WindowCursor) -> tuple[SourceRanges, NDArray[np.int64]]:
         """Return the packs of a window in turn, and the canonical node of each, int64[num_packs]."""
+        turns = self._in_turn(window)
+        assert self._turns is not None
+        nodes = self._turns[2]
+        if nodes is None:
+            nodes = self.canonical_nodes(turns)
+            self._turns = *self._turns[:2], nodes
+        return turns, nodes
+
+    def _in_turn(self, window: WindowCursor) -> SourceRanges:
+        """Return the packs of a window in turn; those of the last window are kept."""
         if self._turns is None or self._turns[0] != window.begin:
             mixture, batch = self._mixture_of(window), window.global_batch
             ranges: list[NDArray[np.int64]] = []
@@ -272,11 +292,7 @@ class WindowedMixture(Mixture):
             if mixture is not self:
                 rows[:, 0] = self.by_length.numbers_of(mixture.by_length)[rows[:, 0]]
             self._turns = window.begin, SourceRanges(self.by_length.names, rows), None
-        begin, turns, nodes = self._turns
-        if nodes is None:
-            nodes = self.canonical_nodes(turns)
-            self._turns = begin, turns, nodes
-        return turns, nodes
+        return self._turns[1]
 
     def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
         if cursor.window is None:
@@ -335,9 +351,11 @@ class WindowedMixture(Mixture):
             mixture, batch = self._mixture_of(window), window.global_batch
             is_step_of_window = mixture is self and batch == global_batch and done % batch == 0
             own = ranges if is_step_of_window else None
+            in_order = {name: sources[name] for name in window.sources}
             taken = mixture.take(
-                sources, window.step, num_packs, global_batch=batch, begun=done, ranges=own, keeps_length=True
+                in_order, window.step, num_packs, global_batch=batch, begun=done, ranges=own, keeps_length=True
             )
+            sources.update(in_order)
             if ranges is not None and own is None:
                 ranges.append(self.turns_of_window(window)[0].part(done, done + taken).rows)
         if taken < count:
@@ -415,3 +433,12 @@ class WindowedMixture(Mixture):
                 return before if before.step < end else None
             cursor = after
         return None
+
+
+def _digest(turns: SourceRanges) -> str:
+    """Return a digest of packs in turn, by names: the numbers of sources depend on the mixture."""
+    rows = turns.singly().rows
+    numbers, at = np.unique(rows[:, 0], return_inverse=True)
+    names, by_name = np.unique([turns.names[number] for number in numbers], return_inverse=True)
+    rows[:, 0] = by_name[at]
+    return short_digest(json.dumps(names.tolist()).encode() + rows.tobytes())
