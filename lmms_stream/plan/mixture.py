@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor, WindowCursor
+from .events import Events, part_with
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
@@ -120,7 +121,8 @@ class Mixture:
         """
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
-        sources = (dict(cursor.sources) if cursor.has_order else {}) | begins | dict(cursor.sources)
+        has_order = cursor.has_order and len(cursor.sources) > 1  # a source alone has no order
+        sources = (dict(cursor.sources) if has_order else {}) | begins | dict(cursor.sources)
         self._warn_of_renamed(cursor)
         for name in self.names:
             at = sources[name]
@@ -131,7 +133,9 @@ class Mixture:
             if self.schedule is not None and at.packs == num_packs:
                 at = at._replace(epoch=at.epoch + 1, packs=0)
             sources[name] = at
-        return self._cursor(cursor.step, sources, window=cursor.window)
+        events = Events(self, replace(cursor, sources=sources, has_order=True), global_batch=1)
+        events.arrive()
+        return events.cursor
 
     def _warn_of_renamed(self, cursor: Cursor) -> None:
         """Warn of a new source with the plan of a former one: positions belong to names."""
@@ -147,38 +151,33 @@ class Mixture:
         """Return the plan of a source at a cursor, with the changes of packing_length so far."""
         return self.by_length.plan(name, at.changes)
 
-    def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
+    def packs_left(self, cursor: Cursor, *, global_batch: int = 0) -> int | None:
         """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end.
 
-        global_batch, begun: see take; needed if packing_length changes on the way.
+        global_batch: see take; needed if packing_length changes on the way.
         """
-        sources, step, total = dict(cursor.sources), cursor.step, 0
-        while True:
-            self._change(sources, step)
-            left, change = self._left_of(sources), self.by_length.next_change(step)
-            if left is None or change is None:
-                return None if left is None else total + left
+        if self.schedule is not None and any(name not in self.max_epochs for name in self.read_names):
+            return None
+        global_batch = global_batch or (0 if cursor.window is None else cursor.window.global_batch)
+        events, total = Events(self, cursor, global_batch=global_batch, most_epochs=1), 0
+        while not events.ended:
+            if events.window is None and self.by_length.next_change(events.step) is None:
+                return total + self.left_of(events.sources)
             if not global_batch:
                 raise ConfigError("the packs left depend on the global batch while packing_length changes: give it")
-            most = (change - step) * global_batch - begun
-            taken = self.take(sources, step, most, global_batch=global_batch, begun=begun, keeps_length=True)
-            total, step, begun = total + taken, change, 0
-            if taken < most:
-                return total
+            total += next(events)
+        return total
 
-    def _left_of(self, sources: Mapping[str, SourceCursor]) -> int | None:
-        """Return packs_left from some cursors on, without a later change of packing_length."""
+    def left_of(self, sources: Mapping[str, SourceCursor]) -> int:
+        """Return packs_left from some cursors on, without windows and later changes of packing_length."""
         if self.schedule is None:
             return sum(self._left_in_epoch(name, sources[name]) for name in self.names)
-        total = 0
-        for name in self.read_names:
-            at = sources[name]
-            if name not in self.max_epochs:
-                return None
-            if self._has_epochs_left(name, at):
-                total += self._left_in_epoch(name, at)
-                total += self.plan_of(name, at).num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
-        return total
+        left = [(name, sources[name]) for name in self.read_names if self.has_epochs_left(name, sources[name])]
+        return sum(
+            self._left_in_epoch(name, at)
+            + self.plan_of(name, at).num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
+            for name, at in left
+        )
 
     def packs_of_epochs(self, cursor: Cursor, num_epochs: int, *, global_batch: int) -> list[int]:
         """Return the packs of each epoch from a cursor to the end of `num_epochs` epochs of the first sources."""
@@ -204,93 +203,37 @@ class Mixture:
         return found
 
     def _mixed(self, cursor: Cursor) -> list[str]:
-        return [name for name in self.read_names if self._has_epochs_left(name, cursor.sources[name])]
+        return [name for name in self.read_names if self.has_epochs_left(name, cursor.sources[name])]
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """Return the next step, which has no packs if none are left.
 
         Without weights an epoch's last step may be short.
         """
-        sources = dict(cursor.sources)
-        ranges: list[NDArray[np.int64]] = []
-        num_packs = self.take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
-        return self._step(cursor, sources, ranges, is_short=num_packs < global_batch)
+        return self.turns(cursor, global_batch=global_batch)
 
-    def _step(
-        self,
-        cursor: Cursor,
-        sources: dict[str, SourceCursor],
-        ranges: Sequence[NDArray[np.int64]],
-        *,
-        is_short: bool,
-        window: WindowCursor | None = None,
-        window_after: WindowCursor | None = None,
-    ) -> Step:
-        """Return the step from a cursor. sources: after its packs. is_short: whether packs were missing."""
-        if window_after is None:
-            self._change(sources, cursor.step + 1)
-        ends_epoch = window_after is None and (is_short or self._is_over(sources))
-        if self.schedule is None and ends_epoch:
-            self._begin_epoch(sources)
+    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
+        """Return the next step with its packs in turn, whatever its window gives it."""
+        ranges = [np.empty((0, 4), np.int64)]
+        events = Events(self, cursor, global_batch=global_batch, stop=cursor.step + 1, ranges=ranges)
+        num_packs, window = next(events), events.passed
+        num_packs += sum(events)
         return Step(
-            ranges=SourceRanges(self.by_length.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
-            after=Cursor(step=cursor.step + 1, sources=sources, window=window_after),
-            ends_epoch=ends_epoch,
-            window=window,
+            ranges=SourceRanges(self.by_length.names, np.concatenate(ranges)),
+            after=events.cursor,
+            ends_epoch=events.ended,
+            window=window if window is not None and num_packs <= window.num_left else None,
         )
-
-    def _cursor(self, step: int, sources: dict[str, SourceCursor], *, window: WindowCursor | None = None) -> Cursor:
-        """Return the cursor before a step. sources: after the packs of the step before."""
-        if window is None:
-            self._change(sources, step)
-            if self.schedule is None and self._is_over(sources):
-                self._begin_epoch(sources)
-        return Cursor(step=step, sources=sources, window=window)
-
-    def _change(self, sources: dict[str, SourceCursor], step: int) -> None:
-        """Give the sources the packing_length of a step from their positions on."""
-        self.by_length.change(sources, step, begins_epochs=self.schedule is not None)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
         """Return the cursor after `num_steps` skipped steps, for example around a spike of the loss.
 
         Without weights whole epochs are skipped by their number of steps; with weights all turns are taken at once.
         """
-        while num_steps:
-            if self.schedule is None and (whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch)):
-                steps_here, cursor = whole
-                num_steps -= steps_here
-                continue
-            left = None if self.schedule is not None else self.packs_left(cursor, global_batch=global_batch)
-            steps_here = num_steps if left is None else min(num_steps, max(1, -(-left // global_batch)))
-            sources = dict(cursor.sources)
-            self.take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
-            cursor = self._cursor(cursor.step + steps_here, sources)
-            num_steps -= steps_here
-        return cursor
-
-    def _whole_epochs(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> tuple[int, Cursor] | None:
-        """Return the steps of whole epochs from here, at most num_steps, and the cursor after them; without weights.
-
-        Only epochs with known numbers of packs; None in the middle of an epoch, or if no epoch fits.
-        """
-        at = {name: cursor.sources[name] for name in self.names}
-        if any(source.packs for source in at.values()):
-            return None
-        if self.by_length.next_change(cursor.step) is not None:
-            return None
-        sources = dict(cursor.sources)
-        counts = [self.plan_of(name, source).known_counts(source.epoch) for name, source in at.items()]
-        known = min(map(len, counts))
-        totals = sum((each[:known] for each in counts), np.zeros(known, np.int64))
-        ends = np.cumsum(np.maximum(1, -(-totals // global_batch)))
-        num_epochs = int(np.searchsorted(ends, num_steps, side="right"))
-        if not num_epochs:
-            return None
-        for name, source in at.items():
-            sources[name] = source._replace(epoch=source.epoch + num_epochs, credit=0)
-        steps_here = int(ends[num_epochs - 1])
-        return steps_here, Cursor(step=cursor.step + steps_here, sources=sources)
+        events = Events(self, cursor, global_batch=global_batch, stop=cursor.step + num_steps)
+        for _ in events:
+            pass
+        return events.cursor
 
     def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
         """Return the cursor before the step that reads a pack; None if none of the next num_steps reads the pack.
@@ -298,17 +241,13 @@ class Mixture:
         pack: a range of length 1. All turns before the pack are taken at once.
         """
         end = cursor.step + num_steps
-        wanted = pack.epoch, pack.first
-        while pack.source in self.read_names and cursor.sources[pack.source].place <= wanted and cursor.step < end:
-            sources = dict(cursor.sources)
-            count = (end - cursor.step) * global_batch
-            num_packs = self.take(sources, cursor.step, count, global_batch=global_batch, until=pack)
-            if sources[pack.source].place > wanted:
-                return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
-            if self.schedule is not None or num_packs == count:
-                break
-            cursor = self._cursor(cursor.step - (-num_packs // global_batch), sources)
-        return None
+        if (part := part_with(pack, self, cursor, global_batch=global_batch, end=end)) is None:
+            return None
+        before, window, turn = part
+        if window is not None:
+            turn = int(self.turns_of(window, pack.source, pack=pack)[0]) - window.num_done
+        step = self.skip(before, turn // global_batch, global_batch=global_batch) if turn >= 0 else None
+        return step if step is not None and step.step < end else None
 
     def take(
         self,
@@ -320,38 +259,21 @@ class Mixture:
         begun: int = 0,
         until: SourceRange | None = None,
         ranges: list[NDArray[np.int64]] | None = None,
-        keeps_length: bool = False,
     ) -> int:
-        """Take `count` packs from a step on, or up to the end (without weights: of the epoch).
+        """Take `count` packs from a step on, or up to the end (without weights: of the epoch), without other events.
 
         Move `sources` behind these packs, add rows for them to `ranges`, in each step by source, and return their
         number. The order of `sources` decides between equal turns. begun: packs taken before, since the beginning of
-        the step. until: the last pack to take, a range of length 1. keeps_length: no packing_length changes.
+        the step. until: the last pack to take, a range of length 1.
         """
-        done, turn = 0, step * global_batch + begun  # turns count from step 0
-        while True:
-            most, at = count - done, (turn + done) // global_batch
-            if not keeps_length:
-                self._change(sources, at)
-                if (change := self.by_length.next_change(at)) is not None:
-                    most = min(most, change * global_batch - turn - done)
-            taken, is_found = self._take_of_length(sources, turn + done, most, global_batch, until, ranges)
-            done += taken
-            if is_found or taken < most or done == count:
-                return done
-
-    def _take_of_length(
-        self, sources: dict[str, SourceCursor], turn: int, count: int, global_batch: int, until: SourceRange | None,
-        ranges: list[NDArray[np.int64]] | None,
-    ) -> tuple[int, bool]:  # fmt: skip
-        """Take packs of one packing_length, see take; also return whether `until` is taken."""
+        turn = step * global_batch + begun  # turns count from step 0
         names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
         plans, numbers = self.by_length.at(sources)
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
                 ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
-            return taken.stop - taken.first, False
+            return taken.stop - taken.first
         done, is_found = 0, False
         turns = SourceTurns(
             sources,
@@ -371,7 +293,7 @@ class Mixture:
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
             done += num_packs
         turns.write()
-        return done, is_found
+        return done
 
     def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
         """Take packs of the only source with packs left, up to the end of its epoch."""
@@ -434,19 +356,50 @@ class Mixture:
         """Return the cursors of sources after the last pack that may be read before this cursor."""
         return cursor.sources
 
-    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
-        """Return the next step with its packs in turn, whatever its window gives it."""
-        return self.step(cursor, global_batch=global_batch)
+    def window_steps(self, global_batch: int) -> int:
+        """Return the steps of a window, 0 without windows."""
+        return 0
 
-    def _begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
-        for name in self.names:
-            sources[name] = sources[name]._replace(epoch=sources[name].epoch + 1, packs=0, credit=0)
+    def window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
+        """Return the window that begins at a cursor without a window; None without windows or packs."""
+        return None
 
-    def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
+    def take_in_window(
+        self,
+        window: WindowCursor,
+        sources: dict[str, SourceCursor],
+        count: int,
+        *,
+        global_batch: int,
+        ranges: list[NDArray[np.int64]] | None = None,
+    ) -> int:
+        """Take the next `count` packs of a window, at most its rest, like `take`."""
+        raise NotImplementedError("only a WindowedMixture has windows")
+
+    def turns_of(self, window: WindowCursor, source: str, *, pack: SourceRange | None = None) -> NDArray[np.int64]:
+        """Return the turns of a window with packs of a source, or with a pack, ascending: int64[n]."""
+        raise NotImplementedError("only a WindowedMixture has windows")
+
+    def packs_to_change(self, step: int, *, global_batch: int) -> int:
+        """Return the packs from a step on with the same packing_length, and with windows the same weights."""
+        change = self.by_length.next_change(step)
+        return int(NEVER) if change is None else (change - step) * global_batch
+
+    def change(self, sources: dict[str, SourceCursor], step: int) -> bool:
+        """Give the sources the packing_length of a step from their positions on; return whether it is another one."""
+        return self.by_length.change(sources, step, begins_epochs=self.schedule is not None)
+
+    def begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
+        """Begin the next epoch of all sources; with weights each source begins its own, in `take`."""
+        if self.schedule is None:
+            for name in self.names:
+                sources[name] = sources[name]._replace(epoch=sources[name].epoch + 1, packs=0, credit=0)
+
+    def is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
         """Return whether the epoch (with weights: each source's last epoch) is consumed; counts no packs early."""
         return not any(self._has_packs(name, sources[name]) for name in self.read_names)
 
-    def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
+    def has_epochs_left(self, name: str, at: SourceCursor) -> bool:
         return at.epoch < self._num_epochs(name)
 
     def _num_epochs(self, name: str) -> float:
@@ -467,7 +420,7 @@ class Mixture:
     def _has_packs(self, name: str, at: SourceCursor) -> bool:
         if self.schedule is None:
             return self._left_in_epoch(name, at) > 0
-        return self._has_epochs_left(name, at)
+        return self.has_epochs_left(name, at)
 
     def _quotas_of(
         self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
