@@ -8,6 +8,7 @@ packs left all come from here: each event has one place in which it applies.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,20 +54,21 @@ class Events(Iterator[int]):
 
     @property
     def cursor(self) -> Cursor:
-        """The cursor at the position, whose step has not begun."""
+        """The cursor at the position, if no pack of its step is passed; `next` moves its sources."""
         return Cursor(step=self.step, sources=self.sources, window=self.window)
 
     def __next__(self) -> int:
         if self.step >= self._stop:
             raise StopIteration
-        self.sources = dict(self.sources)
         num_packs = self._pass_epochs()
         if num_packs is None:
             num_packs = self._take(self._packs_ahead())
             is_empty = not num_packs and not self.begun  # all sources have ended, or an epoch has no packs
             self.step, self.begun = divmod(self.step * self._batch + self.begun + num_packs, self._batch)
-            if is_empty:
-                self.step = self.step + 1 if self._mixture.schedule is None else self._stop
+            if is_empty and self._mixture.schedule is None:
+                self.step += 1
+            elif is_empty:
+                self.step = min(self._stop, self._mixture.by_length.next_change(self.step) or self._stop)
         self.arrive()
         return num_packs
 
@@ -165,7 +167,7 @@ def part_with(pack: SourceRange, mixture: Mixture, cursor: Cursor, *, global_bat
     stop = end + mixture.steps_of_window(cursor, global_batch=global_batch)  # of a window that begins before the end
     events = Events(mixture, cursor, global_batch=global_batch, stop=stop, until=pack)
     while events.step < end:
-        before, begun = events.cursor, events.begun
+        before, begun = replace(events.cursor, sources=dict(events.sources)), events.begun
         if (before.window or before).sources.get(source, before.sources[source]).place > wanted:
             return None
         num_packs = next(events)
@@ -187,7 +189,7 @@ def last_step_of(source: str, mixture: Mixture, cursor: Cursor, *, global_batch:
     part: Part | None = None
     stop = end + mixture.steps_of_window(cursor, global_batch=global_batch)
     events = Events(mixture, cursor, global_batch=global_batch, stop=stop)
-    while part is None:
+    while part is None and source in mixture.max_epochs:
         is_over = events.window is None and not mixture.has_epochs_left(source, events.sources[source])
         if is_over or events.step >= end:
             return None
@@ -200,8 +202,9 @@ def last_step_of(source: str, mixture: Mixture, cursor: Cursor, *, global_batch:
             last = mixture.plan_of(source, at).num_packs(at.epoch - 1)
             pack = SourceRange(source, at.epoch - 1, last - 1, last)
             part = part_with(pack, mixture, cursor, global_batch=global_batch, end=end)
-            if part is None:
-                return None
+            break
+    if part is None:
+        return None
     before, window, turn = part
     if window is not None:
         turn = int(mixture.turns_of(window, source).max(initial=-1)) - window.num_done

@@ -228,9 +228,7 @@ def _of_source(
         num_unread_tokens=tokens.num_tokens - seen[1],
         epochs_before=before.epochs,
         epochs_after=after.epochs,
-        ends_at_step=last_step_of(name, stretch.mixture, stretch.cursor, global_batch=stretch.global_batch, end=stop)
-        if name in stretch.mixture.max_epochs
-        else None,
+        ends_at_step=last_step_of(name, stretch.mixture, stretch.cursor, global_batch=stretch.global_batch, end=stop),
     )
 
 
