@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .cursor import Cursor, SourceCursor, WindowCursor
 from .source_ranges import SourceRange
-
-if TYPE_CHECKING:
-    from .mixture import Mixture
+from .turn_taking import TurnTaking
 
 NO_STOP = 1 << 62  # steps
 
@@ -36,7 +33,7 @@ class Events(Iterator[int]):
 
     def __init__(
         self,
-        mixture: Mixture,
+        mixture: TurnTaking,
         cursor: Cursor,
         *,
         global_batch: int,
@@ -153,10 +150,18 @@ class Events(Iterator[int]):
         return taken
 
 
+def skipped(mixture: TurnTaking, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
+    """Return the cursor after `num_steps` steps."""
+    events = Events(mixture, cursor, global_batch=global_batch, stop=cursor.step + num_steps)
+    for _ in events:
+        pass
+    return events.cursor
+
+
 Part = tuple[Cursor, WindowCursor | None, int]  # a cursor, the window there, and without a window the turn of a pack
 
 
-def part_with(pack: SourceRange, mixture: Mixture, cursor: Cursor, *, global_batch: int, end: int) -> Part | None:
+def part_with(pack: SourceRange, mixture: TurnTaking, cursor: Cursor, *, global_batch: int, end: int) -> Part | None:
     """Return the part of a run with a pack, a range of length 1: its window, or a cursor from which turns are counted.
 
     The part begins before step `end`. None if the pack is not in such a part, or was read before.
@@ -175,16 +180,16 @@ def part_with(pack: SourceRange, mixture: Mixture, cursor: Cursor, *, global_bat
             continue
         if begun:  # after a window that ends in a step
             steps = before.step - cursor.step + (begun + num_packs - 1) // global_batch
-            return mixture.skip(cursor, steps, global_batch=global_batch), None, 0
+            return skipped(mixture, cursor, steps, global_batch=global_batch), None, 0
         if before.window is None and size:
             first = (num_packs - 1) // global_batch // size * size
-            before = mixture.skip(before, first, global_batch=global_batch)
+            before = skipped(mixture, before, first, global_batch=global_batch)
             return before, mixture.window_at(before, global_batch=global_batch), 0
         return before, before.window, num_packs - 1
     return None
 
 
-def last_step_of(source: str, mixture: Mixture, cursor: Cursor, *, global_batch: int, end: int) -> int | None:
+def last_step_of(source: str, mixture: TurnTaking, cursor: Cursor, *, global_batch: int, end: int) -> int | None:
     """Return the step before `end` with the last pack of a source that max_epochs ends; None without such a step."""
     part: Part | None = None
     stop = end + mixture.steps_of_window(cursor, global_batch=global_batch)
