@@ -57,7 +57,7 @@ class Events(Iterator[int]):
     def __next__(self) -> int:
         if self.step >= self._stop:
             raise StopIteration
-        num_packs = self._pass_epochs()
+        num_packs = None if self._ranges is not None else self._pass_epochs()
         if num_packs is None:
             num_packs = self._take(self._packs_ahead())
             is_empty = not num_packs and not self.begun  # all sources have ended, or an epoch has no packs
@@ -90,7 +90,7 @@ class Events(Iterator[int]):
         None with weights, in a window or step, and if the epoch does not end before the next event.
         """
         mixture, sources = self._mixture, self.sources
-        if mixture.schedule is not None or self.window is not None or self.begun or self._ranges is not None:
+        if mixture.schedule is not None or self.window is not None or self.begun:
             return None
         change = mixture.by_length.next_change(self.step)
         at = {name: sources[name] for name in mixture.names}

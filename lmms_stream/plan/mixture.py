@@ -143,7 +143,8 @@ class Mixture(TurnTaking):
         ranges: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
         events = Events(self, cursor, global_batch=global_batch, stop=cursor.step + 1, ranges=ranges)
         num_packs, window = next(events), events.passed
-        num_packs += sum(events)
+        while events.step == cursor.step:  # a window ended in the step
+            num_packs += next(events)
         return Step(
             ranges=SourceRanges(self.by_length.names, np.concatenate(ranges)),
             after=events.cursor,

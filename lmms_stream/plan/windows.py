@@ -342,7 +342,7 @@ class WindowedMixture(Mixture):
 
 def _digest(turns: SourceRanges) -> str:
     """Return a digest of packs in turn, by names: the numbers of sources depend on the mixture."""
-    rows = turns.singly().rows
+    rows = turns.rows.copy()  # they end with each step, and with each epoch of a source
     numbers, at = np.unique(rows[:, 0], return_inverse=True)
     names, by_name = np.unique([turns.names[number] for number in numbers], return_inverse=True)
     rows[:, 0] = by_name[at]
