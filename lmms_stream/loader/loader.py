@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -152,14 +153,9 @@ class PackedLoader:
             lanes = LaneWorker(datasets, settings, num_workers=num_workers, persistent=persistent)
             return lanes, LaneDelivery(datasets[next(iter(datasets))], settings.steps)
         planned = PlanWorker(
-            datasets,
-            settings,
-            weights=weights,
-            max_epochs=max_epochs,
-            balance=balance,
-            num_workers=num_workers,
+            datasets, settings, weights=weights, max_epochs=max_epochs, balance=balance, num_workers=num_workers,
             persistent=persistent,
-        )
+        )  # fmt: skip
         return planned, PlanDelivery(planned.mixture, settings.steps)
 
     def packing_lengths(self, step: int) -> dict[str, int]:
@@ -489,12 +485,14 @@ def stretch_of(loader: PackedLoader, *, skipped: Sequence[tuple[int, int]] = ())
 
 def begin_stretch(history: list[dict[str, Any]], stretch: Mapping[str, Any] | None) -> None:
     """Add a stretch to a run's history; with unchanged settings the last stretch continues."""
-    if stretch is None:
-        return
-    if history and _settings(history[-1]) == _settings(stretch):
-        return
-    history.append(dict(stretch))
+    if stretch is not None:
+        new = json.loads(json.dumps(stretch))  # lists for tuples, as in the history of a checkpoint
+        if not history or _settings(history[-1]) != _settings(new):
+            history.append(new)
 
 
 def _settings(stretch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in stretch.items() if name != "cursor"}
+    """Return what decides the steps; cursors of earlier releases have no order of the sources."""
+    cursor, sources = Cursor.from_dict(stretch["cursor"]), stretch["sources"]
+    order = [name for name in (cursor.sources if cursor.has_order else sources) if name in sources]
+    return {name: value for name, value in stretch.items() if name != "cursor"} | {"order": order}

@@ -12,7 +12,9 @@ pack_plan       the numbered packs of an epoch, with random access
 lanes           packs where lengths are measured while reading; their planner
 next_use        the next use of each shard
 source_ranges   packs of several sources and epochs; shares of the sources along a run
-mixture         several plans and weights -> the packs of each step
+turn_taking     several plans and weights -> packs in turn
+events          where an epoch, a packing_length or a window of a run ends; the steps of packs
+mixture         a cursor -> the packs of its step, and the next cursor
 assign          the packs of a step -> ranks, by cost
 cursor, lane_cursor     position of training
 left_out        samples that a run leaves out; their segments are padding

@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ LENGTHS_VERSION = 4  # of a cursor after a change of packing_length
 ACROSS_VERSION = 5  # of a cursor inside a window across sources, also after such a change
 MANY_SOURCES = 64  # more sources are written in a packed string
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
+_OF_PACKED = "packed_sources"  # `order` of packed sources: the string has it
 SOURCE = "data"  # name of a run's only source
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
@@ -77,7 +78,8 @@ class WindowCursor(NamedTuple):
 
     step: first step. sources: cursors before this step. global_batch: packs of a step, when the window began.
     linear_cost: see pack_costs. mix: weights and max_epochs of the mixture, as JSON. across_sources: whether packs of
-    all sources are sorted together; then `sources` of the Cursor count turns, see windows.py.
+    all sources are sorted together; then `sources` of the Cursor count turns, see windows.py. turns: digest of all
+    packs in turn; "" in states of earlier releases.
     """
 
     step: int
@@ -88,6 +90,7 @@ class WindowCursor(NamedTuple):
     mix: str
     num_done: int = 0
     across_sources: bool = False
+    turns: str = ""
 
     @property
     def num_left(self) -> int:
@@ -109,14 +112,16 @@ class WindowCursor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
-    """Position of a run. step: number of finished steps. sources: cursor of each source, by name.
+    """Position of a run. step: number of finished steps. sources: cursor of each source, by name, in their order.
 
-    window: None outside of windows.
+    The order of the sources decides between equal turns. window: None outside of windows. has_order: whether the order
+    is known; it is not in states of earlier releases.
     """
 
     step: int = 0
     sources: Mapping[str, SourceCursor]
     window: WindowCursor | None = None
+    has_order: bool = field(default=True, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle tuples: each step sends a cursor, and dataclasses take several times as long."""
@@ -126,15 +131,17 @@ class Cursor:
     def to_dict(self) -> dict[str, Any]:
         """Return ints and strings, for JSON; see from_dict. More than MANY_SOURCES sources are a packed string.
 
-        A thousand unpacked sources would take 250 KB per stretch of the run in a checkpoint.
+        A thousand unpacked sources would take 250 KB per stretch of the run in a checkpoint. A list holds the order of
+        the sources, because JSON and YAML may sort the keys of objects.
         """
         written = {"version": CURSOR_VERSION, "step": self.step, **_written(self.sources)}
         if self.window is not None:
             window = self.window._asdict() | _written(self.window.sources)
             if "packed_sources" in window:
                 del window["sources"]
-            if not window["across_sources"]:
-                del window["across_sources"]
+            for name in ("across_sources", "turns"):
+                if not window[name]:
+                    del window[name]
             written |= {"version": WINDOW_VERSION, "window": window}
         if any(at.changes for at in self.sources.values()):
             written["version"] = LENGTHS_VERSION
@@ -158,7 +165,7 @@ class Cursor:
             check_version(data.get("version"))
         try:
             window = _read_window(data["window"]) if is_in_window else None
-            return Cursor(step=_count(data["step"]), sources=_read(data), window=window)
+            return Cursor(step=_count(data["step"]), sources=_read(data), window=window, has_order="order" in data)
         except LmmsStreamError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -198,13 +205,19 @@ def _written(sources: Mapping[str, SourceCursor]) -> dict[str, Any]:
     if not any(at.changes for at in sources.values()):
         for each in found.values():
             del each["changes"]
-    return {"sources": found} if len(found) <= MANY_SOURCES else {"packed_sources": _packed(found)}
+    if len(found) > MANY_SOURCES:
+        return {"packed_sources": _packed(found), "order": _OF_PACKED}
+    return {"sources": found, **({"order": list(found)} if len(found) > 1 else {})}
 
 
 def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
     """Return the sources that `_written` wrote."""
     packed = data.get("packed_sources")
     sources = data["sources"] if packed is None else _unpacked(packed)
+    if (order := data.get("order", _OF_PACKED)) != _OF_PACKED:
+        if sorted(order) != sorted(sources):
+            raise ValueError(f"order has {order!r}, and the sources are {sorted(sources)}")
+        sources = {name: sources[name] for name in order}
     return {
         str(name): SourceCursor(
             plan=_text(at["plan"]),
@@ -227,7 +240,10 @@ def _read_changes(changes: Sequence[Sequence[Any]]) -> Changes:
 def _read_window(data: Mapping[str, Any]) -> WindowCursor:
     counts = {name: _count(data[name]) for name in ("step", "global_batch", "num_packs", "linear_cost", "num_done")}
     across_sources = bool(_count(data.get("across_sources", False)))
-    window = WindowCursor(sources=_read(data), mix=_text(data["mix"]), across_sources=across_sources, **counts)
+    window = WindowCursor(
+        sources=_read(data), mix=_text(data["mix"]), across_sources=across_sources,
+        turns=_text(data.get("turns", "")), **counts,
+    )  # fmt: skip
     if window.global_batch < 1 or window.num_left < 1:
         raise ValueError(f"a window of {window.num_packs} packs cannot be at pack {window.num_done}")
     return window

@@ -1,24 +1,13 @@
 """Packs of each step, from several sources. plans + weights + cursor -> [mixture] -> pack ranges; arithmetic only.
 
-A pack holds samples of one source, perhaps of several streams (see PackPlan), and packs are nearly full: shares of
-packs are shares of tokens. The sources take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete
-Mathematics 32, 1980), with shares that may change from turn to turn. Each turn goes to the source with the earliest
-deadline, among sources that lack at least 1 / (2k - 2) packs of their share. The deadline of a source is the last turn
-before it lacks more than 1 - 1 / (2k - 2) packs, by the scheduled weights of the next turns. After any number of packs
-each of the k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the
-missing packs of each source.
-
-After a source ends, the others share its turns and its missing packs. A phase of the schedule whose sources have all
-ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.
+The sources take turns, see turn_taking.py; the events of a run are in events.py.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,28 +15,9 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .cursor import Cursor, SourceCursor, WindowCursor
-from .kernels.turns import NEVER
-from .pack_plan import PackPlan
-from .packing import PackRange, ends_of
-from .source_ranges import (
-    UNIT,
-    PlansByLength,
-    SourceBlock,
-    SourceRange,
-    SourceRanges,
-    SourceTurns,
-    Weights,
-    by_epoch,
-    checked_epochs,
-    join,
-    join_known,
-    parse_schedule,
-    passed_on,
-    to_quotas,
-)
-
-MAX_PHASES_AHEAD = 64  # phases of a schedule to search for deadlines
-_QuotasKey = tuple[tuple[str, ...], tuple[Any, ...]]  # sources, and without weights their epochs and changes
+from .events import Events, part_with, skipped
+from .source_ranges import SourceRange, SourceRanges
+from .turn_taking import TurnTaking
 
 logger = logging.getLogger("lmms_stream")
 
@@ -66,7 +36,7 @@ class Step:
         return self.ranges.num_packs
 
 
-class Mixture:
+class Mixture(TurnTaking):
     """Steps over several plans.
 
     weights: shares of the tokens, or a schedule {first step: weights} from step 0 on; sources without a weight are not
@@ -74,33 +44,6 @@ class Mixture:
     source with weights (default: no limit); other sources continue after its end. Raises ConfigError for invalid
     weights.
     """
-
-    def __init__(
-        self,
-        plans: Mapping[str, PackPlan],
-        *,
-        weights: Weights | Mapping[int, Weights] | None = None,
-        max_epochs: Mapping[str, int] | None = None,
-    ):
-        if not plans:
-            raise ConfigError("a mixture needs at least one source")
-        self.plans = {name: plan.sharing(len(plans)) for name, plan in plans.items()}
-        self.names = tuple(self.plans)
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-        self.schedule = None if weights is None else parse_schedule(weights, self.names)
-        self.read_names = self.names  # with weights only the sources with a weight
-        if self.schedule is not None:
-            self.read_names = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
-            self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
-        self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
-        self.max_epochs = checked_epochs(max_epochs)
-        for name in self.max_epochs:
-            if name not in self.plans:
-                raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
-            if self.schedule is None:
-                raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-        self.by_length = PlansByLength(self.plans)
-        self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
 
     @property
     def listed_weights(self) -> list[Any] | None:
@@ -114,14 +57,16 @@ class Mixture:
     def adopt(self, cursor: Cursor) -> Cursor:
         """Return a cursor with all sources of this mixture: new sources begin at their first pack.
 
-        Former sources keep their cursor. CursorError if a source follows another plan, or its position is after the end
-        of its epoch.
+        Former sources keep their cursor. The sources stay in the cursor's order, and new ones follow. CursorError if a
+        source follows another plan, or its position is after the end of its epoch.
         """
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
-        sources = dict(cursor.sources)
+        begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
+        has_order = cursor.has_order and len(cursor.sources) > 1  # a source alone has no order
+        sources = (dict(cursor.sources) if has_order else {}) | begins | dict(cursor.sources)
         self._warn_of_renamed(cursor)
-        for name, plan in self.plans.items():
-            at = sources.get(name, SourceCursor(plan=plan.fingerprint))
+        for name in self.names:
+            at = sources[name]
             num_packs = self.plan_of(name, at).num_packs(at.epoch)
             if num_packs == 0:
                 raise ConfigError(f"source {name!r} has no packs: all its samples are dropped; raise packing_length")
@@ -129,7 +74,9 @@ class Mixture:
             if self.schedule is not None and at.packs == num_packs:
                 at = at._replace(epoch=at.epoch + 1, packs=0)
             sources[name] = at
-        return self._cursor(cursor.step, sources, window=cursor.window)
+        events = Events(self, replace(cursor, sources=sources, has_order=True), global_batch=1)
+        events.arrive()
+        return events.cursor
 
     def _warn_of_renamed(self, cursor: Cursor) -> None:
         """Warn of a new source with the plan of a former one: positions belong to names."""
@@ -141,41 +88,21 @@ class Mixture:
                     f"name it {before!r} to continue there"
                 )
 
-    def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
-        """Return the plan of a source at a cursor, with the changes of packing_length so far."""
-        return self.by_length.plan(name, at.changes)
-
-    def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
+    def packs_left(self, cursor: Cursor, *, global_batch: int = 0) -> int | None:
         """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end.
 
-        global_batch, begun: see take; needed if packing_length changes on the way.
+        global_batch: see take; needed if packing_length changes on the way.
         """
-        sources, step, total = dict(cursor.sources), cursor.step, 0
-        while True:
-            self._change(sources, step)
-            left, change = self._left_of(sources), self.by_length.next_change(step)
-            if left is None or change is None:
-                return None if left is None else total + left
+        if self.schedule is not None and any(name not in self.max_epochs for name in self.read_names):
+            return None
+        global_batch = global_batch or (0 if cursor.window is None else cursor.window.global_batch)
+        events, total = Events(self, cursor, global_batch=global_batch, most_epochs=1), 0
+        while not events.ended:
+            if events.window is None and self.by_length.next_change(events.step) is None:
+                return total + self.left_of(events.sources)
             if not global_batch:
                 raise ConfigError("the packs left depend on the global batch while packing_length changes: give it")
-            most = (change - step) * global_batch - begun
-            taken = self.take(sources, step, most, global_batch=global_batch, begun=begun, keeps_length=True)
-            total, step, begun = total + taken, change, 0
-            if taken < most:
-                return total
-
-    def _left_of(self, sources: Mapping[str, SourceCursor]) -> int | None:
-        """Return packs_left from some cursors on, without a later change of packing_length."""
-        if self.schedule is None:
-            return sum(self._left_in_epoch(name, sources[name]) for name in self.names)
-        total = 0
-        for name in self.read_names:
-            at = sources[name]
-            if name not in self.max_epochs:
-                return None
-            if self._has_epochs_left(name, at):
-                total += self._left_in_epoch(name, at)
-                total += self.plan_of(name, at).num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
+            total += next(events)
         return total
 
     def packs_of_epochs(self, cursor: Cursor, num_epochs: int, *, global_batch: int) -> list[int]:
@@ -202,93 +129,35 @@ class Mixture:
         return found
 
     def _mixed(self, cursor: Cursor) -> list[str]:
-        return [name for name in self.read_names if self._has_epochs_left(name, cursor.sources[name])]
+        return [name for name in self.read_names if self.has_epochs_left(name, cursor.sources[name])]
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         """Return the next step, which has no packs if none are left.
 
         Without weights an epoch's last step may be short.
         """
-        sources = dict(cursor.sources)
-        ranges: list[NDArray[np.int64]] = []
-        num_packs = self.take(sources, cursor.step, global_batch, global_batch=global_batch, ranges=ranges)
-        return self._step(cursor, sources, ranges, is_short=num_packs < global_batch)
+        return self.turns(cursor, global_batch=global_batch)
 
-    def _step(
-        self,
-        cursor: Cursor,
-        sources: dict[str, SourceCursor],
-        ranges: Sequence[NDArray[np.int64]],
-        *,
-        is_short: bool,
-        window: WindowCursor | None = None,
-        window_after: WindowCursor | None = None,
-    ) -> Step:
-        """Return the step from a cursor. sources: after its packs. is_short: whether packs were missing."""
-        if window_after is None:
-            self._change(sources, cursor.step + 1)
-        ends_epoch = window_after is None and (is_short or self._is_over(sources))
-        if self.schedule is None and ends_epoch:
-            self._begin_epoch(sources)
+    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
+        """Return the next step with its packs in turn, whatever its window gives it."""
+        ranges: list[NDArray[np.int64]] = [np.empty((0, 4), np.int64)]
+        events = Events(self, cursor, global_batch=global_batch, stop=cursor.step + 1, ranges=ranges)
+        num_packs, window = next(events), events.passed
+        while events.step == cursor.step:  # a window ended in the step
+            num_packs += next(events)
         return Step(
-            ranges=SourceRanges(self.by_length.names, np.concatenate([np.empty((0, 4), np.int64), *ranges])),
-            after=Cursor(step=cursor.step + 1, sources=sources, window=window_after),
-            ends_epoch=ends_epoch,
-            window=window,
+            ranges=SourceRanges(self.by_length.names, np.concatenate(ranges)),
+            after=events.cursor,
+            ends_epoch=events.ended,
+            window=window if window is not None and num_packs <= window.num_left else None,
         )
-
-    def _cursor(self, step: int, sources: dict[str, SourceCursor], *, window: WindowCursor | None = None) -> Cursor:
-        """Return the cursor before a step. sources: after the packs of the step before."""
-        if window is None:
-            self._change(sources, step)
-            if self.schedule is None and self._is_over(sources):
-                self._begin_epoch(sources)
-        return Cursor(step=step, sources=sources, window=window)
-
-    def _change(self, sources: dict[str, SourceCursor], step: int) -> None:
-        """Give the sources the packing_length of a step from their positions on."""
-        self.by_length.change(sources, step, begins_epochs=self.schedule is not None)
 
     def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
         """Return the cursor after `num_steps` skipped steps, for example around a spike of the loss.
 
         Without weights whole epochs are skipped by their number of steps; with weights all turns are taken at once.
         """
-        while num_steps:
-            if self.schedule is None and (whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch)):
-                steps_here, cursor = whole
-                num_steps -= steps_here
-                continue
-            left = None if self.schedule is not None else self.packs_left(cursor, global_batch=global_batch)
-            steps_here = num_steps if left is None else min(num_steps, max(1, -(-left // global_batch)))
-            sources = dict(cursor.sources)
-            self.take(sources, cursor.step, steps_here * global_batch, global_batch=global_batch)
-            cursor = self._cursor(cursor.step + steps_here, sources)
-            num_steps -= steps_here
-        return cursor
-
-    def _whole_epochs(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> tuple[int, Cursor] | None:
-        """Return the steps of whole epochs from here, at most num_steps, and the cursor after them; without weights.
-
-        Only epochs with known numbers of packs; None in the middle of an epoch, or if no epoch fits.
-        """
-        at = {name: cursor.sources[name] for name in self.names}
-        if any(source.packs for source in at.values()):
-            return None
-        if self.by_length.next_change(cursor.step) is not None:
-            return None
-        sources = dict(cursor.sources)
-        counts = [self.plan_of(name, source).known_counts(source.epoch) for name, source in at.items()]
-        known = min(map(len, counts))
-        totals = sum((each[:known] for each in counts), np.zeros(known, np.int64))
-        ends = np.cumsum(np.maximum(1, -(-totals // global_batch)))
-        num_epochs = int(np.searchsorted(ends, num_steps, side="right"))
-        if not num_epochs:
-            return None
-        for name, source in at.items():
-            sources[name] = source._replace(epoch=source.epoch + num_epochs, credit=0)
-        steps_here = int(ends[num_epochs - 1])
-        return steps_here, Cursor(step=cursor.step + steps_here, sources=sources)
+        return skipped(self, cursor, num_steps, global_batch=global_batch)
 
     def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
         """Return the cursor before the step that reads a pack; None if none of the next num_steps reads the pack.
@@ -296,196 +165,14 @@ class Mixture:
         pack: a range of length 1. All turns before the pack are taken at once.
         """
         end = cursor.step + num_steps
-        wanted = pack.epoch, pack.first
-        while pack.source in self.read_names and cursor.sources[pack.source].place <= wanted and cursor.step < end:
-            sources = dict(cursor.sources)
-            count = (end - cursor.step) * global_batch
-            num_packs = self.take(sources, cursor.step, count, global_batch=global_batch, until=pack)
-            if sources[pack.source].place > wanted:
-                return self.skip(cursor, (num_packs - 1) // global_batch, global_batch=global_batch)
-            if self.schedule is not None or num_packs == count:
-                break
-            cursor = self._cursor(cursor.step - (-num_packs // global_batch), sources)
-        return None
-
-    def take(
-        self,
-        sources: dict[str, SourceCursor],
-        step: int,
-        count: int,
-        *,
-        global_batch: int,
-        begun: int = 0,
-        until: SourceRange | None = None,
-        ranges: list[NDArray[np.int64]] | None = None,
-        keeps_length: bool = False,
-    ) -> int:
-        """Take `count` packs from a step on, or up to the end (without weights: of the epoch).
-
-        Move `sources` behind these packs, add rows for them to `ranges`, in each step by source, and return their
-        number. begun: packs taken before, since the beginning of the step. until: the last pack to take, a range of
-        length 1. keeps_length: no packing_length changes.
-        """
-        done, turn = 0, step * global_batch + begun  # turns count from step 0
-        while True:
-            most, at = count - done, (turn + done) // global_batch
-            if not keeps_length:
-                self._change(sources, at)
-                if (change := self.by_length.next_change(at)) is not None:
-                    most = min(most, change * global_batch - turn - done)
-            taken, is_found = self._take_of_length(sources, turn + done, most, global_batch, until, ranges)
-            done += taken
-            if is_found or taken < most or done == count:
-                return done
-
-    def _take_of_length(
-        self, sources: dict[str, SourceCursor], turn: int, count: int, global_batch: int, until: SourceRange | None,
-        ranges: list[NDArray[np.int64]] | None,
-    ) -> tuple[int, bool]:  # fmt: skip
-        """Take packs of one packing_length, see take; also return whether `until` is taken."""
-        names = [name for name in self.read_names if self._has_packs(name, sources[name])]
-        plans, numbers = self.by_length.at(sources)
-        if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
-            taken = self._take_alone(sources, names[0], count)
-            if ranges is not None:
-                ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
-            return taken.stop - taken.first, False
-        done, is_found = 0, False
-        turns = SourceTurns(
-            sources,
-            names,
-            numbers=[numbers[name] for name in names],
-            known_counts=lambda name, epoch: plans[name].known_counts(epoch),
-            num_epochs=None if self.schedule is None else self._num_epochs,
-            most=count,
-        )
-        while done < count and not is_found and turns.go_on():
-            step, in_step = divmod(turn + done, global_batch)
-            steps = global_batch - in_step, global_batch
-            rows, ends = self._phases(step, steps[0], global_batch=global_batch)
-            most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
-            quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
-            least = UNIT // max(2, 2 * len(self.read_names) - 2)
-            num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
-            done += num_packs
-        turns.write()
-        return done, is_found
-
-    def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
-        """Take packs of the only source with packs left, up to the end of its epoch."""
-        at = sources[name]
-        stop = at.packs + min(count, self._left_in_epoch(name, at))
-        sources[name] = SourceCursor(at.plan, at.epoch, stop, 0, at.changes)
-        return SourceRange(name, at.epoch, at.packs, stop)
-
-    def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
-        """Return the canonical node of each pack of some ranges, as in `packs`, without making packs."""
-        ranges = SourceRanges.of(self.by_length.names, ranges)
-        nodes = np.empty(ranges.num_packs, np.int64)
-        for each in by_epoch(ranges, is_short=self.by_length.is_short):
-            plan = self.by_length.plans[each.number]
-            parts = self.num_canonical_nodes // plan.num_canonical_nodes
-            nodes[each.positions] = parts * plan.canonical_nodes(each.epochs, each.numbers)
-        return nodes
-
-    def packs(self, ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> PackRange:
-        """Return the packs of some ranges in turn; canonical nodes are below the mixture's num_canonical_nodes.
-
-        chosen: ascending positions of the packs to return; None: all.
-        """
-        epochs = by_epoch(SourceRanges.of(self.by_length.names, ranges), chosen, is_short=self.by_length.is_short)
-        found = [self.by_length.plans[each.number].take(each.epochs, each.numbers) for each in epochs]
-        counts = [len(each) for each in found]
-
-        def of_packs(values: Iterable[int]) -> NDArray[np.int64]:
-            return np.repeat(np.fromiter(values, np.int64, len(found)), counts)
-
-        names = [self.by_length.names[each.number] for each in epochs]
-        parts = of_packs(self.num_canonical_nodes // self.plans[name].num_canonical_nodes for name in names)
-        joined = PackRange(
-            sample_ids=join(each.sample_ids for each in found),
-            starts=join(each.starts for each in found),
-            lengths=join(each.lengths for each in found),
-            offsets=ends_of(join(np.diff(each.offsets) for each in found)),
-            canonical_nodes=parts * join(each.canonical_nodes for each in found),
-            sources=of_packs(self._numbers[name] for name in names),
-            patches=join_known([each.patches for each in found], counts),
-            epochs=join(each.epochs for each in epochs),
-            repeats=join_known([each.repeats for each in found], [len(each.sample_ids) for each in found]),
-        )
-        positions = join(each.positions for each in epochs)
-        return joined if np.all(positions[1:] > positions[:-1]) else joined.take(np.argsort(positions))
-
-    def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
-        """Return the shuffle blocks of some ranges' packs, each with the position of its first pack."""
-        return [
-            (int(each.positions[first]), SourceBlock(self.by_length.names[each.number], epoch, node, block))
-            for each in by_epoch(SourceRanges.of(self.by_length.names, ranges), is_short=self.by_length.is_short)
-            for first, epoch, node, block in self.by_length.plans[each.number].blocks(each.epochs, each.numbers)
-        ]
-
-    def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
-        """Return the most steps of a window from a cursor on, see windows.py; 0 without windows."""
-        return 0
+        if (part := part_with(pack, self, cursor, global_batch=global_batch, end=end)) is None:
+            return None
+        before, window, turn = part
+        if window is not None:
+            turn = int(self.turns_of(window, pack.source, pack=pack)[0]) - window.num_done
+        step = self.skip(before, turn // global_batch, global_batch=global_batch) if turn >= 0 else None
+        return step if step is not None and step.step < end else None
 
     def reach(self, cursor: Cursor) -> Mapping[str, SourceCursor]:
         """Return the cursors of sources after the last pack that may be read before this cursor."""
         return cursor.sources
-
-    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
-        """Return the next step with its packs in turn, whatever its window gives it."""
-        return self.step(cursor, global_batch=global_batch)
-
-    def _begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
-        for name in self.names:
-            sources[name] = sources[name]._replace(epoch=sources[name].epoch + 1, packs=0, credit=0)
-
-    def _is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
-        """Return whether the epoch (with weights: each source's last epoch) is consumed; counts no packs early."""
-        return not any(self._has_packs(name, sources[name]) for name in self.read_names)
-
-    def _has_epochs_left(self, name: str, at: SourceCursor) -> bool:
-        return at.epoch < self._num_epochs(name)
-
-    def _num_epochs(self, name: str) -> float:
-        return self.max_epochs.get(name, math.inf)
-
-    def _left_in_epoch(self, name: str, at: SourceCursor) -> int:
-        return self.plan_of(name, at).num_packs(at.epoch) - at.packs
-
-    def _phases(self, step: int, left: int, *, global_batch: int) -> tuple[slice, NDArray[np.int64]]:
-        """Return the phases from the current phase on, and the last turn of each. left: turns left in the step."""
-        if self.schedule is None:
-            return slice(0, 1), np.array([NEVER])
-        first = int(np.searchsorted(self._phase_starts, step, side="right")) - 1
-        rows = slice(first, min(first + MAX_PHASES_AHEAD, len(self._phase_starts)))
-        ends = (self._phase_starts[first + 1 : rows.stop] - step - 1) * global_batch + left
-        return rows, np.append(ends, NEVER)
-
-    def _has_packs(self, name: str, at: SourceCursor) -> bool:
-        if self.schedule is None:
-            return self._left_in_epoch(name, at) > 0
-        return self._has_epochs_left(name, at)
-
-    def _quotas_of(
-        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
-    ) -> NDArray[np.int64]:
-        """Return the shares of the sources with packs left in each phase: int64[phases, len(names)].
-
-        Without weights the shares are the packs of the sources' epochs, since a change of packing_length.
-        """
-        key: _QuotasKey = names, ()
-        if self.schedule is None:
-            key = names, (epochs, tuple(sources[name].changes for name in names))
-        if self._quotas is None or self._quotas[0] != key:
-            self._quotas = key, self._new_quotas(sources, names, epochs)
-        return self._quotas[1]
-
-    def _new_quotas(
-        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
-    ) -> NDArray[np.int64]:
-        if self.schedule is None:
-            plans = [self.plan_of(name, sources[name]) for name in names]
-            return to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
-        weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
-        return np.stack([to_quotas(shares) for shares in passed_on(weights)])

@@ -328,27 +328,27 @@ class PlansByLength:
 
     def at(self, sources: Mapping[str, SourceCursor]) -> tuple[Mapping[str, PackPlan], Mapping[str, int]]:
         """Return the plan and the number of each source at its cursor."""
-        if not self._has_changes:
+        if not self._has_changes(sources):
             return self._plans, self._firsts
         numbers = {name: self.number(name, sources[name].changes) for name in self._plans}
         return {name: self.plans[number] for name, number in numbers.items()}, numbers
 
-    @property
-    def _has_changes(self) -> bool:
-        """Whether cursors have changes: there are steps with changes, or a cursor so far had a change."""
-        return bool(self._steps) or len(self.plans) > len(self._plans)
+    def _has_changes(self, sources: Mapping[str, SourceCursor]) -> bool:
+        """Return whether there are steps with changes, or a cursor has a change of former settings."""
+        return bool(self._steps) or any(at.changes for at in sources.values())
 
     def numbers_of(self, other: PlansByLength) -> NDArray[np.int64]:
         """Return the number here of each number of another mixture."""
         return np.array([self.number(name, changes) for name, changes in other._numbers], np.int64)
 
-    def change(self, sources: MutableMapping[str, SourceCursor], step: int, *, begins_epochs: bool) -> None:
-        """Give the sources the packing_length of a step from their positions on.
+    def change(self, sources: MutableMapping[str, SourceCursor], step: int, *, begins_epochs: bool) -> bool:
+        """Give the sources the packing_length of a step from their positions on; return whether any has another one.
 
         begins_epochs: begin the next epoch of a source without further packs of the new length.
         """
-        if not self._has_changes:
-            return
+        is_changed = False
+        if not self._has_changes(sources):
+            return is_changed
         for name, plan in self._plans.items():
             at, length = sources[name], plan.packing.length_at(step)
             if length == self.plan(name, at.changes).packing.packing_length:
@@ -357,6 +357,8 @@ class PlansByLength:
             at = sources[name] = at._replace(changes=(*kept, LengthChange(*at.place, length)))
             if begins_epochs and at.packs == self.plan(name, at.changes).num_packs(at.epoch):
                 sources[name] = at._replace(epoch=at.epoch + 1, packs=0)
+            is_changed = True
+        return is_changed
 
     def next_change(self, step: int) -> int | None:
         """Return the next step after this step with another packing_length; None without one."""

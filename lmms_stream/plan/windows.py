@@ -27,7 +27,7 @@ from ..errors import ConfigError, CursorError
 from .assign import LINEAR_COST, pack_costs
 from .cursor import Cursor, SourceCursor, WindowCursor
 from .mixture import Mixture, Step
-from .pack_plan import PackPlan
+from .pack_plan import PackPlan, short_digest
 from .packing import PackRange
 from .source_ranges import SourceRange, SourceRanges, Weights
 
@@ -126,10 +126,12 @@ class SortedPacks:
         """Return the turns with a pack of a source, bool[num_packs]."""
         return np.isin(self._rows[:, 0], [number for number, name in enumerate(self.turns.names) if name == source])
 
-    def turn_of(self, pack: SourceRange) -> int | None:
-        """Return the turn that reads a pack, a range of length 1; None for a pack of another window."""
-        found = np.flatnonzero(self.is_of(pack.source) & (self._rows[:, 1:3] == pack[1:3]).all(axis=1))
-        return int(found[0]) if len(found) else None
+    def turns_of(self, source: str, pack: SourceRange | None) -> NDArray[np.int64]:
+        """Return the turns with packs of a source, or with a pack, a range of length 1."""
+        is_in_turn = self.is_of(source)
+        if pack is not None:
+            is_in_turn &= (self._rows[:, 1:3] == pack[1:3]).all(axis=1)
+        return np.flatnonzero(is_in_turn)
 
 
 class WindowedMixture(Mixture):
@@ -166,16 +168,24 @@ class WindowedMixture(Mixture):
         """
         if cursor.window is not None:
             self._mixture_of(cursor.window)
-        return super().adopt(cursor)
+        adopted = super().adopt(cursor)
+        if (window := cursor.window) is not None and window.turns:
+            computed = _digest(self._in_turn(window))
+            if computed != window.turns:
+                raise CursorError(
+                    f"the state is inside a window (see balance) of turns {window.turns}, and its sources give turns "
+                    f"{computed}: the state was changed after it was saved, use another checkpoint"
+                )
+        return adopted
 
     @cached_property
     def _mix(self) -> str:
-        """All that decides the turns of the sources, as text."""
-        return json.dumps([self.listed_weights, dict(self.max_epochs)])
+        """All that decides the turns of the sources but their order, as text."""
+        return json.dumps([self.listed_weights, dict(self.max_epochs)], sort_keys=True)
 
     def _mixture_of(self, window: WindowCursor) -> Mixture:
         """Return the mixture in which a window began."""
-        if window.mix == self._mix and tuple(window.sources) == self.names:
+        if window.mix == self._mix and window.sources.keys() == self.plans.keys():
             return self
         if self._former is None or self._former[0] != window.begin:
             self._former = window.begin, self._made_former(window)
@@ -201,7 +211,7 @@ class WindowedMixture(Mixture):
         return Mixture(plans, weights=schedule, max_epochs=max_epochs)
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
-        window = self._window_at(cursor, global_batch=global_batch)
+        window = cursor.window or self.window_at(cursor, global_batch=global_batch)
         step = self.turns(replace(cursor, window=window), global_batch=global_batch)
         if window is None:
             return step
@@ -210,42 +220,32 @@ class WindowedMixture(Mixture):
         later = step.ranges.singly().rows[num_packs:]
         return replace(step, ranges=SourceRanges(self.by_length.names, np.concatenate([rows, later])))
 
-    def turns(self, cursor: Cursor, *, global_batch: int) -> Step:
-        window = self._window_at(cursor, global_batch=global_batch)
-        sources = dict(cursor.sources)
-        ranges: list[NDArray[np.int64]] = []
-        num_packs = self._advance(sources, cursor.step, window, global_batch, global_batch=global_batch, ranges=ranges)
-        return self._step(
-            cursor, sources, ranges, is_short=num_packs < global_batch,
-            window=window if window is not None and num_packs <= window.num_left else None,
-            window_after=window and window.after(num_packs),
-        )  # fmt: skip
-
-    def _window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
-        """Return the cursor's window, or else the window that begins here, if any."""
-        if cursor.window is not None or self.balance == DEAL:
-            return cursor.window
-        steps = self._window_steps(global_batch)
-        most = min(steps * global_batch, self._packs_of_phase(cursor.step, global_batch=global_batch))
+    def window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
+        if self.balance == DEAL:
+            return None
+        steps = self.window_steps(global_batch)
+        steps = self.window_steps(global_batch)
+        most = min(steps * global_batch, self.packs_to_change(cursor.step, global_batch=global_batch))
         ranges: list[NDArray[np.int64]] = []
         num_packs = self.take(dict(cursor.sources), cursor.step, most, global_batch=global_batch, ranges=ranges)
         if not num_packs:
             return None
-        sources = {name: cursor.sources[name] for name in self.names}
-        across = self.balance == ACROSS_SOURCES
+        sources = {name: at for name, at in cursor.sources.items() if name in self.plans}
+        turns = SourceRanges(self.by_length.names, np.concatenate(ranges))
         window = WindowCursor(
-            cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix, across_sources=across
-        )
-        self._turns = window, SourceRanges(self.by_length.names, np.concatenate(ranges)), None
+            cursor.step, sources, global_batch, num_packs, LINEAR_COST, self._mix,
+            across_sources=self.balance == ACROSS_SOURCES, turns=_digest(turns),
+        )  # fmt: skip
+        self._turns = window, turns, None
         return window
 
-    def _packs_of_phase(self, step: int, *, global_batch: int) -> int:
-        """Return the packs from a step on with the same weights and packing_length."""
-        of_weights = int(self._phases(step, global_batch, global_batch=global_batch)[1][0])
-        change = self.by_length.next_change(step)
-        return of_weights if change is None else min(of_weights, (change - step) * global_batch)
+    def packs_to_change(self, step: int, *, global_batch: int) -> int:
+        of_length = super().packs_to_change(step, global_batch=global_batch)
+        if self.balance == DEAL:
+            return of_length
+        return min(of_length, int(self._phases(step, global_batch, global_batch=global_batch)[1][0]))
 
-    def _window_steps(self, global_batch: int) -> int:
+    def window_steps(self, global_batch: int) -> int:
         return window_steps(self.balance, global_batch=global_batch, num_canonical_nodes=self.num_canonical_nodes)
 
     def window_packs(self, window: WindowCursor, nodes: NDArray[np.bool_] | None = None) -> SortedPacks:
@@ -255,39 +255,35 @@ class WindowedMixture(Mixture):
             turns, of_turns = self.turns_of_window(window)
             made = np.arange(window.num_packs) if nodes is None else np.flatnonzero(nodes[of_turns])
             packs = self.packs(turns, made)
-            seed = self.plans[self._mixture_of(window).read_names[0]].order.seed
+            read = self._mixture_of(window).read_names
+            seed = self.plans[next(name for name in window.sources if name in read)].order.seed
             self._of_window = *key, SortedPacks(window, turns, seed=seed, nodes=of_turns, packs=packs, made=made)
         return self._of_window[2]
 
     def turns_of_window(self, window: WindowCursor) -> tuple[SourceRanges, NDArray[np.int64]]:
         """Return the packs of a window in turn, and the canonical node of each, int64[num_packs]."""
+        turns = self._in_turn(window)
+        assert self._turns is not None
+        nodes = self._turns[2]
+        if nodes is None:
+            nodes = self.canonical_nodes(turns)
+            self._turns = *self._turns[:2], nodes
+        return turns, nodes
+
+    def _in_turn(self, window: WindowCursor) -> SourceRanges:
+        """Return the packs of a window in turn; those of the last window are kept."""
         if self._turns is None or self._turns[0] != window.begin:
             mixture, batch = self._mixture_of(window), window.global_batch
             ranges: list[NDArray[np.int64]] = []
-            mixture.take(
-                dict(window.sources), window.step, window.num_packs, global_batch=batch, ranges=ranges,
-                keeps_length=True,
-            )  # fmt: skip
+            mixture.take(dict(window.sources), window.step, window.num_packs, global_batch=batch, ranges=ranges)
             rows = np.concatenate(ranges)
             if mixture is not self:
                 rows[:, 0] = self.by_length.numbers_of(mixture.by_length)[rows[:, 0]]
             self._turns = window.begin, SourceRanges(self.by_length.names, rows), None
-        begin, turns, nodes = self._turns
-        if nodes is None:
-            nodes = self.canonical_nodes(turns)
-            self._turns = begin, turns, nodes
-        return turns, nodes
-
-    def packs_left(self, cursor: Cursor, *, global_batch: int = 0, begun: int = 0) -> int | None:
-        if cursor.window is None:
-            return super().packs_left(cursor, global_batch=global_batch, begun=begun)
-        steps, begun = divmod(begun + cursor.window.num_left, global_batch or cursor.window.global_batch)
-        behind = Cursor(step=cursor.step + steps, sources=self.reach(cursor))
-        left = super().packs_left(behind, global_batch=global_batch, begun=begun)
-        return None if left is None else left + cursor.window.num_left
+        return self._turns[1]
 
     def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
-        steps = self._window_steps(global_batch)
+        steps = self.window_steps(global_batch)
         return max(steps, -(-cursor.window.num_left // global_batch) if cursor.window is not None else 0)
 
     def samples_ahead(self, source: str, num_packs: int, *, epoch: int, global_batch: int) -> int:
@@ -301,7 +297,7 @@ class WindowedMixture(Mixture):
 
     def _packs_in_window(self, source: str, *, global_batch: int) -> int:
         """Return about the maximum packs of a source in a window; 0 without windows."""
-        steps = self._window_steps(global_batch)
+        steps = self.window_steps(global_batch)
         if not steps:
             return 0
         shares: list[Mapping[str, float]] = [{name: plan.num_packs(0) for name, plan in self.plans.items()}]
@@ -312,106 +308,42 @@ class WindowedMixture(Mixture):
     def reach(self, cursor: Cursor) -> Mapping[str, SourceCursor]:
         sources = dict(cursor.sources)
         if (window := cursor.window) is not None:
-            self._advance(sources, cursor.step, window, window.num_left, global_batch=window.global_batch)
+            self.take_in_window(window, sources, window.num_left, global_batch=window.global_batch)
         return sources
 
-    def _advance(
+    def take_in_window(
         self,
+        window: WindowCursor,
         sources: dict[str, SourceCursor],
-        step: int,
-        window: WindowCursor | None,
         count: int,
         *,
         global_batch: int,
         ranges: list[NDArray[np.int64]] | None = None,
     ) -> int:
-        """Take `count` packs like Mixture.take: first the rest of a window, by the steps of the window.
+        """Take the next packs of a window, by the steps of the window.
 
         Turns of a window are listed by source in each step of the window: other steps are cut from this list.
         """
-        taken = 0
-        if window is not None:
-            num_packs, done = min(count, window.num_left), window.num_done
-            mixture, batch = self._mixture_of(window), window.global_batch
-            is_step_of_window = mixture is self and batch == global_batch and done % batch == 0
-            own = ranges if is_step_of_window else None
-            taken = mixture.take(
-                sources, window.step, num_packs, global_batch=batch, begun=done, ranges=own, keeps_length=True
-            )
-            if ranges is not None and own is None:
-                ranges.append(self.turns_of_window(window)[0].part(done, done + taken).rows)
-        if taken < count:
-            taken += self.take(sources, step, count - taken, global_batch=global_batch, begun=taken, ranges=ranges)
+        mixture, batch, done = self._mixture_of(window), window.global_batch, window.num_done
+        own = ranges if mixture is self and batch == global_batch and done % batch == 0 else None
+        of_window = {name: sources[name] for name in window.sources}
+        taken = mixture.take(of_window, window.step, count, global_batch=batch, begun=done, ranges=own)
+        sources.update(of_window)
+        if ranges is not None and own is None:
+            ranges.append(self._in_turn(window).part(done, done + taken).rows)
         return taken
 
-    def skip(self, cursor: Cursor, num_steps: int, *, global_batch: int) -> Cursor:
-        while num_steps:
-            window = self._window_at(cursor, global_batch=global_batch)
-            if cursor.window is None:
-                whole = num_steps if window is None else self._whole_windows(cursor, num_steps, window)
-                if whole:
-                    cursor = super().skip(cursor, whole, global_batch=global_batch)
-                    num_steps -= whole
-                    continue
-            assert window is not None
-            steps_here = min(num_steps, max(1, window.num_left // global_batch))
-            sources = dict(cursor.sources)
-            num_packs = self._advance(
-                sources, cursor.step, window, steps_here * global_batch, global_batch=global_batch
-            )
-            cursor = self._cursor(cursor.step + steps_here, sources, window=window.after(num_packs))
-            num_steps -= steps_here
-        return cursor
+    def turns_of(self, window: WindowCursor, source: str, *, pack: SourceRange | None = None) -> NDArray[np.int64]:
+        if pack is None and not window.across_sources:  # sorting keeps the source of a turn
+            turns = self._in_turn(window)
+            return np.flatnonzero(np.array(turns.names)[turns.singly().rows[:, 0]] == source)
+        return self.window_packs(window).turns_of(source, pack)
 
-    def _whole_windows(self, cursor: Cursor, num_steps: int, window: WindowCursor) -> int:
-        """Return the number of next steps, at most num_steps, that are whole windows, or whole epochs of windows."""
-        global_batch = window.global_batch
-        if self.schedule is None:
-            if whole := self._whole_epochs(cursor, num_steps, global_batch=global_batch):
-                return whole[0]
-            most = -(-(self.packs_left(cursor, global_batch=global_batch) or 0) // global_batch)
-            if (change := self.by_length.next_change(cursor.step)) is not None:
-                most = min(most, change - cursor.step)
-        else:
-            most = self._packs_of_phase(cursor.step, global_batch=global_batch) // global_batch
-        of_window = window.num_steps
-        most = min(num_steps, most)
-        return of_window if most == of_window else most // of_window * of_window
 
-    def step_of(self, cursor: Cursor, pack: SourceRange, *, global_batch: int, num_steps: int) -> Cursor | None:
-        end = cursor.step + num_steps
-        wanted = pack.epoch, pack.first
-        while cursor.step < end:
-            window = self._window_at(cursor, global_batch=global_batch)
-            mixture = self if window is None else self._mixture_of(window)
-            is_in_mixture = pack.source in mixture.read_names
-            if window is None or not (is_in_mixture or cursor.window):
-                return super().step_of(cursor, pack, global_batch=global_batch, num_steps=end - cursor.step)
-            if is_in_mixture and window.sources[pack.source].place > wanted:
-                return None
-            sources = dict(window.sources)
-            mixture.take(sources, window.step, window.num_packs, global_batch=window.global_batch, keeps_length=True)
-            if is_in_mixture and sources[pack.source].place > wanted:
-                turn = self.window_packs(window).turn_of(pack)
-                assert turn is not None
-                if turn < window.num_done:
-                    return None
-                before = self.skip(cursor, (turn - window.num_done) // global_batch, global_batch=global_batch)
-                return before if before.step < end else None
-            if cursor.window is None:
-                longest = self.steps_of_window(cursor, global_batch=global_batch)
-                most = end - cursor.step + longest  # a window may give its last turn to its first step
-                found = super().step_of(cursor, pack, global_batch=global_batch, num_steps=most)
-                if found is None:
-                    return None
-                steps_here = self._whole_windows(cursor, found.step - cursor.step, window)
-                assert steps_here > 0
-                cursor = self.skip(cursor, steps_here, global_batch=global_batch)
-                continue
-            before = self.skip(cursor, -(-window.num_left // global_batch) - 1, global_batch=global_batch)
-            after = self.skip(before, 1, global_batch=global_batch)  # may also read packs after the window
-            at = cursor.sources.get(pack.source)
-            if at is not None and at.place <= wanted < after.sources[pack.source].place:
-                return before if before.step < end else None
-            cursor = after
-        return None
+def _digest(turns: SourceRanges) -> str:
+    """Return a digest of packs in turn, by names: the numbers of sources depend on the mixture."""
+    rows = turns.rows.copy()  # they end with each step, and with each epoch of a source
+    numbers, at = np.unique(rows[:, 0], return_inverse=True)
+    names, by_name = np.unique([turns.names[number] for number in numbers], return_inverse=True)
+    rows[:, 0] = by_name[at]
+    return short_digest(json.dumps(names.tolist()).encode() + rows.tobytes())

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, CursorError
-from lmms_stream.loader.loader import PackedLoader, stretch_of
+from lmms_stream.loader.loader import PackedLoader, begin_stretch, stretch_of
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.mixed import mixed
 from lmms_stream.mds.mosaic_streams import Stream
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.streams import StreamConfig
+from lmms_stream.plan.ledger import StepLookup
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
+from lmms_stream.tools.ledger.run import OpenedSources, open_stretches
 from lmms_stream.types import Batch, Processed, Sample, World
 
 from ..conftest import write_samples, write_tokens
@@ -92,6 +94,30 @@ def test_the_same_packs_come_in_any_world_from_streams_and_from_datasets_by_name
     rest, _ = read(dataset, 4, state=state, global_batch=4)
     assert [rest[step] for step in range(2, 6)] != [whole[step] for step in range(2, 6)]
     assert Counter(map(tuple, rest[2] + rest[3])) == Counter(map(tuple, whole[2]))
+
+
+def test_starts_with_equal_settings_and_datasets_in_another_order_change_neither_history_nor_steps(root: Path) -> None:
+    """The ledger of the stretches shows the packs that were read."""
+    history: list[Any] = []
+    steps: dict[int, list[Any]] = {}
+    state = None
+    for names in ([*SIZES], [*SIZES], [*SIZES][::-1]):
+        loader = PackedLoader({name: datasets(root)[name] for name in names}, global_batch=4, balance=5)
+        if state is not None:
+            loader.load_state_dict(state)
+        begin_stretch(history, stretch_of(loader))
+        for batch in loader:
+            steps.setdefault(batch.step, []).append((batch.source, *batch.sample_ids.tolist()))
+            if loader.step == batch.step + 1 == 7 * (1 + loader.step // 8):
+                break
+        history, state = json.loads(json.dumps([history, loader.state_dict()], sort_keys=True))
+    assert len(history) == 1
+    ledger = StepLookup(open_stretches(history, OpenedSources(), where="here"))
+    for step, packs in steps.items():
+        assert sorted(packs) == sorted((each.source, *each.sample_ids.tolist()) for each in ledger.step(step).packs)
+    del history[0]["cursor"]["order"]  # of an earlier release: its datasets were in the order of the keys
+    begin_stretch(history, stretch_of(loader))
+    assert len(history) == 2
 
 
 def test_weights_are_shares_of_the_tokens_of_each_epoch(root: Path) -> None:

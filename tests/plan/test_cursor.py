@@ -36,6 +36,13 @@ def test_a_cursor_comes_back_from_json_unchanged(cursor: Cursor) -> None:
     assert Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))) == cursor
 
 
+@pytest.mark.parametrize("num_sources", [2, 70])
+def test_the_order_of_sources_survives_sorted_keys(num_sources: int) -> None:
+    cursor = Cursor(sources={f"s{number}": SourceCursor(plan="abc") for number in reversed(range(num_sources))})
+    found = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict(), sort_keys=True)))
+    assert (found, [*found.sources], found.has_order) == (cursor, [*cursor.sources], True)
+
+
 def test_a_saved_cursor_is_a_few_plain_values() -> None:
     assert saved() == {"version": CURSOR_VERSION, "step": 7, "sources": {"chat": SOURCE}}
     assert SourceCursor(plan="abc") == SourceCursor(plan="abc", epoch=0, packs=0, credit=0)

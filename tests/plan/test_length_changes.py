@@ -199,16 +199,16 @@ def test_the_ledger_counts_what_the_steps_read(run: Run) -> None:
     stop = len(steps)
     samples: dict[str, set[tuple[int, int]]] = defaultdict(set)
     tokens: dict[str, int] = defaultdict(int)
-    first_tokens: dict[str, int] = defaultdict(int)  # of the first epoch
+    different: dict[str, set[tuple[int, int]]] = defaultdict(set)  # sample, and number of the token
     for _, _, packs in steps:
-        for source, epoch, sample_id, _, length in _segments(packs):
+        for source, epoch, sample_id, start, length in _segments(packs):
             samples[mixture.names[source]].add((epoch, sample_id))
             tokens[mixture.names[source]] += length
-            first_tokens[mixture.names[source]] += length * (epoch == 0)
+            different[mixture.names[source]] |= {(sample_id, start + number) for number in range(length)}
     for name, found in amounts_of(ledger, stop).items():
         assert (found.num_samples, found.num_tokens) == (len(samples[name]), tokens[name])
-        if run.balance == "deal":
-            assert seen_tokens(ledger, name, stop) == first_tokens[name]
+        assert seen_tokens(ledger, name, stop) == len(different[name])
+        assert found.num_seen == len({sample_id for _, sample_id in samples[name]})
     source, epoch, sample_id, _, _ = _segments(steps[-1][2])[0]
     entries = ledger.sample(mixture.names[source], sample_id, stop=stop)
     assert any(entry.epoch == epoch and entry.step == stop - 1 for entry in entries)

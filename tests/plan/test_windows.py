@@ -335,6 +335,50 @@ def test_a_window_without_one_of_its_sources_or_with_weights_for_none_is_refused
     assert run(across, across.start(), 1, global_batch=5)[1].to_dict()["version"] == 5
 
 
+@examples(40)
+@given(
+    weights=st.none() | st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), min_size=1),
+    names=st.permutations("abc"),
+    later=st.permutations("abc"),
+    balance=st.sampled_from(["deal", 5, ACROSS_SOURCES]),
+    num_steps=st.integers(0, 12),
+)
+def test_the_order_of_keys_in_a_state_and_of_the_sources_at_a_resume_change_no_step(
+    weights: dict[str, int] | None, names: str, later: str, balance: str | int, num_steps: int
+) -> None:
+    mixture = WindowedMixture({name: PLANS[name] for name in names}, weights=weights, balance=balance)
+    _, cursor = run(mixture, mixture.start(), num_steps, global_batch=3)
+    expected, end = run(mixture, cursor, 20, global_batch=3)
+    state = json.loads(json.dumps(cursor.to_dict(), sort_keys=True))
+    again = WindowedMixture({name: PLANS[name] for name in later}, weights=weights, balance=balance)
+    found, again_end = run(again, again.adopt(Cursor.from_dict(state)), 20, global_batch=3)
+    assert found == expected
+    assert [*again_end.sources] == [*end.sources] == [*names]
+
+
+def test_a_state_without_an_order_takes_that_of_the_sources_and_its_window_that_of_its_keys() -> None:
+    former = WindowedMixture({name: PLANS[name] for name in "cab"}, balance=6)
+    _, cursor = run(former, former.start(), 2, global_batch=5)
+    state = cursor.to_dict()
+    del state["order"], state["window"]["order"], state["window"]["turns"]  # as earlier releases wrote it
+    mixture = WindowedMixture(PLANS, balance=6)
+    adopted = mixture.adopt(Cursor.from_dict(state))
+    assert ([*adopted.sources], [*(adopted.window or cursor).sources]) == ([*"abc"], [*"cab"])
+    assert run(mixture, adopted, 4, global_batch=5)[0] == run(former, cursor, 4, global_batch=5)[0]
+
+
+def test_a_window_of_other_turns_than_the_saved_ones_is_refused() -> None:
+    mixture = WindowedMixture(PLANS, balance=6)
+    _, cursor = run(mixture, mixture.start(), 2, global_batch=5)
+    state = cursor.to_dict()
+    state["window"]["sources"]["a"]["packs"] += 1
+    with pytest.raises(CursorError, match=r"inside a window .* of turns \w+, and its sources give turns .*: the"):
+        mixture.adopt(Cursor.from_dict(state))
+    state["window"]["order"] = ["a", "b"]
+    with pytest.raises(CursorError, match=r"the saved cursor is damaged .*order has .*, and the sources are"):
+        Cursor.from_dict(state)
+
+
 @pytest.mark.parametrize("num_done", [-1, 30, 31])
 def test_a_damaged_window_is_refused(num_done: int) -> None:
     mixture = WindowedMixture(PLANS, balance=6)

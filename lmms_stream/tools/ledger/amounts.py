@@ -14,7 +14,7 @@ from ...plan.ledger import PackEntry, Ranges, StepEntry, StepLookup, Stretch
 from ...plan.left_out import Kind, LeftOut
 from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan, packed_tokens
-from ...plan.packing import PackRange, ends_of
+from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 
 
@@ -93,13 +93,17 @@ def _of(
     begin, further = (at, 0) if window is None else (window.begin, window.num_read)
     before = [plan.amounts(epoch, plan.num_packs(epoch)) for epoch in range(begin.epoch)]
     before.append(plan.amounts(begin.epoch, begin.packs))
-    packed = plan.amounts(0, plan.num_packs(0)).samples
-    seen = packed if begin.epoch else before[0].samples
+    if at.changes:  # epochs may have other samples
+        covered, fit = _covered_tokens(plan, at, window), packed_tokens(plan.index, slice(None), packing=plan.packing)
+        packed, seen = (int(np.count_nonzero(each)) for each in (covered + fit, covered))
+    else:
+        packed = plan.amounts(0, plan.num_packs(0)).samples
+        seen = packed if begin.epoch else before[0].samples
     num_samples, num_tokens = sum(each.samples for each in before), sum(each.tokens for each in before)
     if window is not None:
         read = window.new_samples(plan)
         num_samples, num_tokens = num_samples + len(read), num_tokens + window.num_tokens
-        if not begin.epoch:
+        if not begin.epoch and not at.changes:
             seen = packed - window.num_unread(plan) if window.reaches_next_epoch else seen + len(read)
     return SourceAmounts(
         epochs=_passes(plan, begin, further),
@@ -126,11 +130,23 @@ def seen_tokens(ledger: StepLookup, source: str, step: int) -> int:
     cursor, plan = ledger.cursor(step), ledger.plan_before(source, step)
     window = _in_window(ledger.stretch(step).mixture, cursor).get(source)
     at = cursor.sources[source] if window is None else window.begin
+    if at.changes:
+        return int(_covered_tokens(plan, at, window).sum())
     if at.epoch:
         return plan.num_tokens(0)
     if window is not None and window.reaches_next_epoch:
         return plan.num_tokens(0) - window.num_unread_tokens()
     return plan.amounts(0, at.packs).tokens + (0 if window is None else window.num_tokens)
+
+
+def all_tokens(ledger: StepLookup, source: str, step: int) -> int:
+    """Return seen_tokens, and the tokens of further samples in packs of the packing_length at a step."""
+    cursor, plan = ledger.cursor(step), ledger.plan_before(source, step)
+    if not (at := cursor.sources[source]).changes:
+        return plan.num_tokens(0)
+    window = _in_window(ledger.stretch(step).mixture, cursor).get(source)
+    tokens = packed_tokens(plan.index, slice(None), packing=plan.packing)
+    return int(np.maximum(tokens, _covered_tokens(plan, at, window)).sum())
 
 
 class _InWindow:
@@ -286,20 +302,32 @@ def _segments_before(plan: PackPlan, at: SourceCursor, window: _InWindow | None)
         yield window.segments
 
 
+def _covered_tokens(plan: PackPlan, at: SourceCursor, window: _InWindow | None) -> _Numbers:
+    """Return the different tokens of each sample in the packs before a cursor: int64[num_samples].
+
+    All packs are made again. Pieces of another packing_length may overlap.
+    """
+    covered = np.zeros(plan.num_samples, np.int64)
+    later = [np.empty((3, 0), np.int64)]  # samples, starts and ends of pieces that are not the first
+    for ids, starts, lengths in _segments_before(plan, at, window):
+        is_first = starts == 0
+        np.maximum.at(covered, ids[is_first], lengths[is_first])
+        later.append(np.stack([ids, starts, starts + lengths])[:, ~is_first])
+    pieces = np.concatenate(later, axis=1)
+    ids, starts, ends = pieces[:, np.lexsort((pieces[1], pieces[0]))]
+    reached = np.maximum.accumulate(ids << 32 | ends)
+    before = np.concatenate([[-1], reached])[: len(ids)]  # sample of the former piece, and the end of all its pieces
+    begins = np.where(before >> 32 == ids, before & ((1 << 32) - 1), 0)
+    np.add.at(covered, ids, np.maximum(0, ends - np.maximum(np.maximum(starts, begins), covered[ids])))
+    return covered
+
+
 def seen_tokens_of_streams(ledger: StepLookup, source: str, step: int) -> _Numbers:
     """Return the different tokens of each stream of a source in the packs before a step: int64[num_streams]."""
     cursor, plan = ledger.cursor(step), ledger.plan_before(source, step)
     assert plan.streams is not None
-    limit = plan.packing.packing_length
-    pieces = np.ones(plan.num_samples, np.int64)
-    if plan.packing.overlong == "split":
-        pieces = np.maximum(1, -(-np.asarray(plan.lengths, np.int64) // limit))
-    firsts = ends_of(pieces)[:-1]  # of each sample, among the pieces of all
-    seen = np.zeros(int(pieces.sum()), np.int64)
     window = _in_window(ledger.stretch(step).mixture, cursor).get(source)
-    for ids, starts, lengths in _segments_before(plan, cursor.sources[source], window):
-        seen[firsts[ids] + starts // limit] = lengths
-    of_samples = np.add.reduceat(seen, firsts)
+    of_samples = _covered_tokens(plan, cursor.sources[source], window)
     streams = plan.streams_of(np.arange(plan.num_samples))
     return np.bincount(streams, of_samples, minlength=len(plan.streams.names)).astype(np.int64)
 

@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from ...plan.events import last_step_of
 from ...plan.ledger import Ranges, StepLookup, Stretch
 from ...plan.left_out import LeftOut, LeftOutIds
 from ...plan.mixture import Mixture
 from ...plan.pack_plan import PackPlan
-from ...plan.source_ranges import SourceRange
 from ...plan.windows import WindowedMixture
 from .amounts import (
     SourceAmounts,
+    all_tokens,
     amounts_of,
     mixed_streams,
     seen_tokens,
@@ -161,7 +162,7 @@ def _tokens_by_name(ledger: StepLookup, steps: tuple[int, int], names: Sequence[
     for name in names:
         if name not in streams:
             seen = seen_tokens(ledger, name, first), seen_tokens(ledger, name, stop)
-            found[name] = _Tokens(seen, ledger.plan_before(name, stop).num_tokens(0))
+            found[name] = _Tokens(seen, all_tokens(ledger, name, stop))
     for source in {source for source, _ in streams.values()}:
         was, is_now = (seen_tokens_of_streams(ledger, source, step).tolist() for step in steps)
         total = tokens_of_streams(ledger.plan_before(source, stop)).tolist()
@@ -227,7 +228,7 @@ def _of_source(
         num_unread_tokens=tokens.num_tokens - seen[1],
         epochs_before=before.epochs,
         epochs_after=after.epochs,
-        ends_at_step=_end(stretch, name, plan, stop=stop),
+        ends_at_step=last_step_of(name, stretch.mixture, stretch.cursor, global_batch=stretch.global_batch, end=stop),
     )
 
 
@@ -237,31 +238,6 @@ def _status(name: str, ledger: StepLookup) -> str:
     if name not in stretch.mixture.plans or (weighted is not None and not any(w.get(name) for _, w in weighted)):
         return "removed"
     return "kept" if any(name in each.mixture.plans for each in before) else "added"
-
-
-def _end(stretch: Stretch, name: str, plan: PackPlan, *, stop: int) -> int | None:
-    """Step before `stop` with the last pack of a source's last epoch."""
-    mixture, cursor = stretch.mixture, stretch.cursor
-    if name not in mixture.max_epochs:
-        return None
-    epoch = mixture.max_epochs[name] - 1
-    last = plan.num_packs(epoch)
-    pack = SourceRange(source=name, epoch=epoch, first=last - 1, stop=last)
-    size, at = stretch.global_batch, cursor
-    is_past = cursor.sources[name].place > pack[1:3]
-    if not is_past:
-        num_steps = stop - cursor.step + mixture.steps_of_window(cursor, global_batch=size)
-        found = Mixture.step_of(mixture, cursor, pack, global_batch=size, num_steps=num_steps)  # of the last turn
-        if found is None:
-            return None
-        at = found
-    window = at.window or mixture.turns(at, global_batch=size).window
-    is_in_window = at.window is None or mixture.reach(at)[name].place > pack[1:3]
-    if isinstance(mixture, WindowedMixture) and window is not None and window.across_sources and is_in_window:
-        turns = np.flatnonzero(mixture.window_packs(window).is_of(name))  # known only after sorting
-        step = int((at.step + (turns - window.num_done) // size).max(initial=-1))
-        return step if cursor.step <= step < stop else None
-    return at.step if not is_past and at.step < stop else None
 
 
 def _shares(before: Mapping[str, SourceAmounts], after: Mapping[str, SourceAmounts]) -> dict[str, float]:

@@ -1,0 +1,287 @@
+"""Several sources that take turns. plans + weights + positions -> packs in turn; arithmetic only.
+
+A pack holds samples of one source, perhaps of several streams (see PackPlan), and packs are nearly full: shares of
+packs are shares of tokens. The sources take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete
+Mathematics 32, 1980), with shares that may change from turn to turn. Each turn goes to the source with the earliest
+deadline, among sources that lack at least 1 / (2k - 2) packs of their share. The deadline of a source is the last turn
+before it lacks more than 1 - 1 / (2k - 2) packs, by the scheduled weights of the next turns. After any number of packs
+each of the k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the
+missing packs of each source.
+
+After a source ends, the others share its turns and its missing packs. A phase of the schedule whose sources have all
+ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from .cursor import Cursor, SourceCursor, WindowCursor
+from .kernels.turns import NEVER
+from .pack_plan import PackPlan
+from .packing import PackRange, ends_of
+from .source_ranges import (
+    UNIT,
+    PlansByLength,
+    SourceBlock,
+    SourceRange,
+    SourceRanges,
+    SourceTurns,
+    Weights,
+    by_epoch,
+    checked_epochs,
+    join,
+    join_known,
+    parse_schedule,
+    passed_on,
+    to_quotas,
+)
+
+MAX_PHASES_AHEAD = 64  # phases of a schedule to search for deadlines
+_QuotasKey = tuple[tuple[str, ...], tuple[Any, ...]]  # sources, and without weights their epochs and changes
+
+
+class TurnTaking:
+    """The sources of a Mixture and their turns, between two events of a run (see events.py)."""
+
+    def __init__(
+        self,
+        plans: Mapping[str, PackPlan],
+        *,
+        weights: Weights | Mapping[int, Weights] | None = None,
+        max_epochs: Mapping[str, int] | None = None,
+    ):
+        if not plans:
+            raise ConfigError("a mixture needs at least one source")
+        self.plans = {name: plan.sharing(len(plans)) for name, plan in plans.items()}
+        self.names = tuple(self.plans)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self.schedule = None if weights is None else parse_schedule(weights, self.names)
+        self.read_names = self.names  # with weights only the sources with a weight
+        if self.schedule is not None:
+            self.read_names = tuple(n for n in self.names if any(weights.get(n) for _, weights in self.schedule))
+            self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
+        self._is_read = frozenset(self.read_names)
+        self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
+        self.max_epochs = checked_epochs(max_epochs)
+        for name in self.max_epochs:
+            if name not in self.plans:
+                raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
+            if self.schedule is None:
+                raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
+        self.by_length = PlansByLength(self.plans)
+        self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
+
+    def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
+        """Return the plan of a source at a cursor, with the changes of packing_length so far."""
+        return self.by_length.plan(name, at.changes)
+
+    def left_of(self, sources: Mapping[str, SourceCursor]) -> int:
+        """Return packs_left from some cursors on, without windows and later changes of packing_length."""
+        if self.schedule is None:
+            return sum(self._left_in_epoch(name, sources[name]) for name in self.names)
+        left = [(name, sources[name]) for name in self.read_names if self.has_epochs_left(name, sources[name])]
+        return sum(
+            self._left_in_epoch(name, at)
+            + self.plan_of(name, at).num_packs_of_epochs(at.epoch + 1, self.max_epochs[name])
+            for name, at in left
+        )
+
+    def take(
+        self,
+        sources: dict[str, SourceCursor],
+        step: int,
+        count: int,
+        *,
+        global_batch: int,
+        begun: int = 0,
+        until: SourceRange | None = None,
+        ranges: list[NDArray[np.int64]] | None = None,
+    ) -> int:
+        """Take `count` packs from a step on, or up to the end (without weights: of the epoch), without other events.
+
+        Move `sources` behind these packs, add rows for them to `ranges`, in each step by source, and return their
+        number. The order of `sources` decides between equal turns. begun: packs taken before, since the beginning of
+        the step. until: the last pack to take, a range of length 1.
+        """
+        turn = step * global_batch + begun  # turns count from step 0
+        names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
+        plans, numbers = self.by_length.at(sources)
+        if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
+            taken = self._take_alone(sources, names[0], count)
+            if ranges is not None:
+                ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
+            return taken.stop - taken.first
+        done, is_found = 0, False
+        turns = SourceTurns(
+            sources,
+            names,
+            numbers=[numbers[name] for name in names],
+            known_counts=lambda name, epoch: plans[name].known_counts(epoch),
+            num_epochs=None if self.schedule is None else self._num_epochs,
+            most=count,
+        )
+        while done < count and not is_found and turns.go_on():
+            step, in_step = divmod(turn + done, global_batch)
+            steps = global_batch - in_step, global_batch
+            rows, ends = self._phases(step, steps[0], global_batch=global_batch)
+            most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
+            quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
+            least = UNIT // max(2, 2 * len(self.read_names) - 2)
+            num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
+            done += num_packs
+        turns.write()
+        return done
+
+    def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
+        """Take packs of the only source with packs left, up to the end of its epoch."""
+        at = sources[name]
+        stop = at.packs + min(count, self._left_in_epoch(name, at))
+        sources[name] = SourceCursor(at.plan, at.epoch, stop, 0, at.changes)
+        return SourceRange(name, at.epoch, at.packs, stop)
+
+    def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
+        """Return the canonical node of each pack of some ranges, as in `packs`, without making packs."""
+        ranges = SourceRanges.of(self.by_length.names, ranges)
+        nodes = np.empty(ranges.num_packs, np.int64)
+        for each in by_epoch(ranges, is_short=self.by_length.is_short):
+            plan = self.by_length.plans[each.number]
+            parts = self.num_canonical_nodes // plan.num_canonical_nodes
+            nodes[each.positions] = parts * plan.canonical_nodes(each.epochs, each.numbers)
+        return nodes
+
+    def packs(self, ranges: Sequence[SourceRange], chosen: NDArray[np.int64] | None = None) -> PackRange:
+        """Return the packs of some ranges in turn; canonical nodes are below the mixture's num_canonical_nodes.
+
+        chosen: ascending positions of the packs to return; None: all.
+        """
+        epochs = by_epoch(SourceRanges.of(self.by_length.names, ranges), chosen, is_short=self.by_length.is_short)
+        found = [self.by_length.plans[each.number].take(each.epochs, each.numbers) for each in epochs]
+        counts = [len(each) for each in found]
+
+        def of_packs(values: Iterable[int]) -> NDArray[np.int64]:
+            return np.repeat(np.fromiter(values, np.int64, len(found)), counts)
+
+        names = [self.by_length.names[each.number] for each in epochs]
+        parts = of_packs(self.num_canonical_nodes // self.plans[name].num_canonical_nodes for name in names)
+        joined = PackRange(
+            sample_ids=join(each.sample_ids for each in found),
+            starts=join(each.starts for each in found),
+            lengths=join(each.lengths for each in found),
+            offsets=ends_of(join(np.diff(each.offsets) for each in found)),
+            canonical_nodes=parts * join(each.canonical_nodes for each in found),
+            sources=of_packs(self._numbers[name] for name in names),
+            patches=join_known([each.patches for each in found], counts),
+            epochs=join(each.epochs for each in epochs),
+            repeats=join_known([each.repeats for each in found], [len(each.sample_ids) for each in found]),
+        )
+        positions = join(each.positions for each in epochs)
+        return joined if np.all(positions[1:] > positions[:-1]) else joined.take(np.argsort(positions))
+
+    def blocks(self, ranges: Sequence[SourceRange]) -> list[tuple[int, SourceBlock]]:
+        """Return the shuffle blocks of some ranges' packs, each with the position of its first pack."""
+        return [
+            (int(each.positions[first]), SourceBlock(self.by_length.names[each.number], epoch, node, block))
+            for each in by_epoch(SourceRanges.of(self.by_length.names, ranges), is_short=self.by_length.is_short)
+            for first, epoch, node, block in self.by_length.plans[each.number].blocks(each.epochs, each.numbers)
+        ]
+
+    def steps_of_window(self, cursor: Cursor, *, global_batch: int) -> int:
+        """Return the most steps of a window from a cursor on, see windows.py; 0 without windows."""
+        return 0
+
+    def window_steps(self, global_batch: int) -> int:
+        """Return the steps of a window, 0 without windows."""
+        return 0
+
+    def window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
+        """Return the window that begins at a cursor without a window; None without windows or packs."""
+        return None
+
+    def take_in_window(
+        self,
+        window: WindowCursor,
+        sources: dict[str, SourceCursor],
+        count: int,
+        *,
+        global_batch: int,
+        ranges: list[NDArray[np.int64]] | None = None,
+    ) -> int:
+        """Take the next `count` packs of a window, at most its rest, like `take`."""
+        raise NotImplementedError("only a WindowedMixture has windows")
+
+    def turns_of(self, window: WindowCursor, source: str, *, pack: SourceRange | None = None) -> NDArray[np.int64]:
+        """Return the turns of a window with packs of a source, or with a pack, ascending: int64[n]."""
+        raise NotImplementedError("only a WindowedMixture has windows")
+
+    def packs_to_change(self, step: int, *, global_batch: int) -> int:
+        """Return the packs from a step on with the same packing_length, and with windows the same weights."""
+        change = self.by_length.next_change(step)
+        return int(NEVER) if change is None else (change - step) * global_batch
+
+    def change(self, sources: dict[str, SourceCursor], step: int) -> bool:
+        """Give the sources the packing_length of a step from their positions on; return whether it is another one."""
+        return self.by_length.change(sources, step, begins_epochs=self.schedule is not None)
+
+    def begin_epoch(self, sources: dict[str, SourceCursor]) -> None:
+        """Begin the next epoch of all sources; with weights each source begins its own, in `take`."""
+        if self.schedule is None:
+            for name in self.names:
+                sources[name] = sources[name]._replace(epoch=sources[name].epoch + 1, packs=0, credit=0)
+
+    def is_over(self, sources: Mapping[str, SourceCursor]) -> bool:
+        """Return whether the epoch (with weights: each source's last epoch) is consumed; counts no packs early."""
+        return not any(self._has_packs(name, sources[name]) for name in self.read_names)
+
+    def has_epochs_left(self, name: str, at: SourceCursor) -> bool:
+        return at.epoch < self._num_epochs(name)
+
+    def _num_epochs(self, name: str) -> float:
+        return self.max_epochs.get(name, math.inf)
+
+    def _left_in_epoch(self, name: str, at: SourceCursor) -> int:
+        return self.plan_of(name, at).num_packs(at.epoch) - at.packs
+
+    def _phases(self, step: int, left: int, *, global_batch: int) -> tuple[slice, NDArray[np.int64]]:
+        """Return the phases from the current phase on, and the last turn of each. left: turns left in the step."""
+        if self.schedule is None:
+            return slice(0, 1), np.array([NEVER])
+        first = int(np.searchsorted(self._phase_starts, step, side="right")) - 1
+        rows = slice(first, min(first + MAX_PHASES_AHEAD, len(self._phase_starts)))
+        ends = (self._phase_starts[first + 1 : rows.stop] - step - 1) * global_batch + left
+        return rows, np.append(ends, NEVER)
+
+    def _has_packs(self, name: str, at: SourceCursor) -> bool:
+        if self.schedule is None:
+            return self._left_in_epoch(name, at) > 0
+        return self.has_epochs_left(name, at)
+
+    def _quotas_of(
+        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
+    ) -> NDArray[np.int64]:
+        """Return the shares of the sources with packs left in each phase: int64[phases, len(names)].
+
+        Without weights the shares are the packs of the sources' epochs, since a change of packing_length.
+        """
+        key: _QuotasKey = names, ()
+        if self.schedule is None:
+            key = names, (epochs, tuple(sources[name].changes for name in names))
+        if self._quotas is None or self._quotas[0] != key:
+            self._quotas = key, self._new_quotas(sources, names, epochs)
+        return self._quotas[1]
+
+    def _new_quotas(
+        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
+    ) -> NDArray[np.int64]:
+        if self.schedule is None:
+            plans = [self.plan_of(name, sources[name]) for name in names]
+            return to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
+        weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
+        return np.stack([to_quotas(shares) for shares in passed_on(weights)])
