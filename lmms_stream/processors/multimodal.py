@@ -156,7 +156,7 @@ class MultimodalProcessor:
     def _text(self, sample: Sample) -> _Text:
         chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
-        text = self._conversations.text(chat)
+        text = self._conversations.rendered(chat).marked[0]
         self._placeholders.check(text, layouts)
         if any(layout.text for layout in layouts):
             text = self._placeholders.fill(text, layouts).text
