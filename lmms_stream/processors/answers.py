@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 from jinja2 import nodes
 
@@ -25,58 +25,34 @@ _TAG = re.compile(r"</?[\w|]{1,32}>")
 _LEADING = re.compile(rf"(?:\s*{_TAG.pattern})*\s*")
 
 
-class Level(NamedTuple):
-    """A loop that runs: the current message, whether the loop is over messages, and whether it has written notes."""
+def functions_of_notes(messages: Sequence[Any], mark: str) -> dict[str, Callable[..., str]]:
+    """Return the functions that a template with notes calls. mark: a character that is not in the plain text."""
+    indices = {id(message): index for index, message in enumerate(messages)}
+    # Of each loop that runs: the current message, whether the loop is over messages, and whether it has written notes.
+    levels: list[tuple[int | None, bool, bool]] = [(None, True, False)]
 
-    owner: int | None
-    of_messages: bool = False
-    has_notes: bool = False
+    def written(index: int | None) -> str:
+        return f"{mark}{'' if index is None else index}{mark}"
 
-
-class Tracer:
-    """Functions that a template with notes calls. mark: a character that is not in the plain text."""
-
-    def __init__(self, messages: Sequence[Any], mark: str):
-        self._indices = {id(message): index for index, message in enumerate(messages)}
-        self._mark = mark
-        self._levels = [Level(None)]
-
-    @property
-    def functions(self) -> dict[str, Any]:
-        return {
-            "lmms_enter": self._enter,
-            "lmms_note": self._note,
-            "lmms_assign": self._assign,
-            "lmms_leave": self._leave,
-        }
-
-    def _enter(self) -> str:
-        self._levels.append(Level(self._levels[-1].owner))
+    def enter() -> str:
+        levels.append((levels[-1][0], False, False))
         return ""
 
-    def _note(self, value: Any) -> str:
-        index = self._indices.get(id(value))
-        if index is None:
+    def note(value: Any, of_loop: bool = True) -> str:
+        index = indices.get(id(value))
+        if index is None or (levels[-1][1] and not of_loop):
             return ""
-        self._levels[-1] = Level(index, of_messages=True, has_notes=True)
-        return self._owner(index)
+        levels[-1] = index, of_loop, True
+        return written(index)
 
-    def _assign(self, value: Any) -> str:
-        index = self._indices.get(id(value))
-        if index is None or len(self._levels) == 1 or self._levels[-1].of_messages:
-            return ""
-        self._levels[-1] = Level(index, has_notes=True)
-        return self._owner(index)
+    def leave() -> str:
+        return written(levels[-1][0]) if levels.pop()[2] else ""
 
-    def _leave(self) -> str:
-        return self._owner(self._levels[-1].owner) if self._levels.pop().has_notes else ""
-
-    def _owner(self, index: int | None) -> str:
-        return f"{self._mark}{'' if index is None else index}{self._mark}"
+    return {"lmms_enter": enter, "lmms_note": note, "lmms_assign": partial(note, of_loop=False), "lmms_leave": leave}
 
 
 def add_notes(node: nodes.Node) -> None:
-    """Add calls of a Tracer to a parsed template."""
+    """Add calls of functions_of_notes to a parsed template."""
     for name, value in node.iter_fields():
         children = value if isinstance(value, list) else [value]
         noted: list[Any] = []
@@ -390,11 +366,10 @@ class Finder:
 
     def _prompt_after(self, messages: Sequence[Any]) -> str | None:
         without, prompted = self._probed(messages), self._probed(messages, prompt=True)
-        if without is None or prompted is None or not without[1].runs:
+        if without is None or prompted is None or not without[1].runs or not prompted[1].runs:
             return None
-        (text, last), (long, last_of_long) = without, prompted
-        own = text[last.marks[-1] if last.marks else last.runs[0][0] : last.runs[-1][1]]
-        behind = long[last_of_long.marks[-1] if last_of_long.marks else last_of_long.runs[0][0] :]
+        own, behind = (text[(piece.marks or [piece.runs[0][0]])[-1] :] for text, piece in (without, prompted))
+        own = own[: len(own) - len(without[0]) + without[1].runs[-1][1]]  # without the text after all messages
         return behind[len(own) :] if behind.startswith(own) else None
 
     def _probed(self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False) -> tuple[str, Piece] | None:

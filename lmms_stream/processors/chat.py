@@ -24,11 +24,11 @@ class ChatProcessor:
     """Processor that renders `messages` with the tokenizer's chat template.
 
     Trained on is the text between the template's {% generation %} and {% endgeneration %} (transformers' convention for
-    assistant masks). Without these marks, a message of the assistant is trained on from the end of the text before up
-    to its own trailing white space. Messages with "learn": false are not trained on; with learn "last", only the
-    assistant's last message is. A template without marks that changes earlier messages when others follow (Qwen3's
-    drops their thoughts) needs learn "last", otherwise a DataError is raised. The template gets the tools of the
-    sample, arguments of tool calls as objects, and a fixed day in place of today.
+    assistant masks). Without these marks, a message of the assistant is trained on as the whole conversation shows it,
+    from the end of its header up to its own trailing white space (see answers.py). An answer of which nothing is shown
+    is not trained on. Messages with "learn": false are not trained on; with learn "last", only the assistant's last
+    message is. DataError for an answer that cannot be found. The template gets the tools of the sample, arguments of
+    tool calls as objects, and a fixed day in place of today.
 
     learn_stop: if a template leaves the end of an answer to the next speaker's token (GLM's), also train on this token,
     and write it after the last answer. Without learn_stop, a warning names the template.

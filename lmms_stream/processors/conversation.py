@@ -428,25 +428,21 @@ def _by_forms(render: Render, messages: Messages) -> Written:
     The template gets the texts of parts as one text. If it refuses the text, or does not show it, it gets the parts.
     """
     made = or_error(_by_objects_or_texts, render, messages)
-    joined = [each["content"] for each in messages if isinstance(each.get("content"), JoinedText)]
-    if joined and (isinstance(made, DataError) or not all(text.strip() in made.text for text in joined)):
-        in_parts = [
-            {**each, "content": each["content"].parts} if isinstance(each.get("content"), JoinedText) else each
-            for each in messages
-        ]
+    joined = {
+        index: each["content"] for index, each in enumerate(messages) if isinstance(each.get("content"), JoinedText)
+    }
+    texts = [part["text"].strip() for content in joined.values() for part in content.parts]
+
+    def num_shown(written: Written | DataError) -> int:
+        return -1 if isinstance(written, DataError) else sum(text in written.text for text in texts)
+
+    if num_shown(made) < len(texts):
+        in_parts = [{**each, "content": joined[at].parts} if at in joined else each for at, each in enumerate(messages)]
         by_parts = or_error(_by_objects_or_texts, render, in_parts)
-        if not isinstance(by_parts, DataError) and (
-            isinstance(made, DataError) or _num_shown(by_parts, joined) > _num_shown(made, joined)
-        ):
-            return by_parts
+        made = max(made, by_parts, key=num_shown)
     if isinstance(made, DataError):
         raise made
     return made
-
-
-def _num_shown(written: Written, joined: Sequence[JoinedText]) -> int:
-    """Number of parts whose text is shown."""
-    return sum(part["text"].strip() in written.text for text in joined for part in text.parts)
 
 
 def _by_objects_or_texts(render: Render, messages: Messages) -> Written:

@@ -143,6 +143,7 @@ def loses_calls(counts: Iterable[str]) -> bool:
 def check_shown(bits: int, *, on_dropped: OnDropped) -> None:
     """Raise DataError for tools, tool calls or whole answers that are not shown, unless `on_dropped` is "warn"."""
     lost = [kind.replace("_", " ") for kind in kinds_of(bits) if kind in _CALLING]
+    lost = [kind for kind in lost if kind != UNSHOWN] or lost
     if lost and on_dropped == "error":
         raise DataError(
             f"the chat template does not show the {' and '.join(lost)} of the conversation, or only a part of them, "

@@ -100,9 +100,13 @@ def test_an_answer_of_which_nothing_is_shown_is_counted_and_not_trained_on() -> 
     assert counts_of([bits]) == {"tool_calls": 1, "answers": 1}  # type: ignore[arg-type]
     assert "1 sample has an answer of which nothing is shown" in counts_text({"answers": 1})
     check_shown(bits, on_dropped="warn")
-    with pytest.raises(DataError, match="does not show the tool calls and answers of the conversation"):
+    with pytest.raises(DataError, match="does not show the tool calls of the conversation"):
         check_shown(bits, on_dropped="error")
-    assert answers_of(of_maker("idefics3"), TURNS) == []  # shows parts, but no texts
+    shows_parts = of_maker("idefics3")
+    assert answers_of(shows_parts, TURNS) == []
+    (bits,) = shows_parts.not_shown([{"messages": json.dumps(TURNS)}])
+    with pytest.raises(DataError, match="does not show the answers of the conversation"):
+        check_shown(bits, on_dropped="error")  # type: ignore[arg-type]
 
 
 @MAKERS
