@@ -32,8 +32,7 @@ def said(answer: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 THINKS = said({"reasoning_content": "t"})
-CALLS = said({"content": None, "tool_calls": [CALL]})
-UNSHOWN = {"answers": 1, "masked": 1}  # counts of a sample whose only answer is not shown
+CALLS = {"messages": [*said({"content": None, "tool_calls": [CALL]})["messages"], *said({})["messages"]]}
 ROWS = [said({}), THINKS, said({"loss_color": 1, "mood": 2}), THINKS]
 
 
@@ -70,7 +69,7 @@ def test_a_lost_call_is_an_error_of_its_row_unless_it_is_said_that_it_may_be_los
     assert main([*command, "--on-dropped", "warn"]) == 0  # the remedy, at the same target
     table = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"{lost} of 1 sample, reasoning of 2 samples" in table
-    counted = {kind: 1, "reasoning": 2, "thoughts": 2, **(UNSHOWN if row is CALLS else {})}
+    counted = {kind: 1, "reasoning": 2, "thoughts": 2, **({"answers": 1} if row is CALLS else {})}
     assert described(target)["not_shown"] == counted
     with pytest.raises(DataError, match=f"sample 4 .*does not show the {lost} of the conversation"):
         index_dataset(str(target), ChatProcessor.from_pretrained(str(plain)), num_workers=1)
@@ -98,7 +97,7 @@ def test_what_is_not_shown_is_counted_however_samples_are_stored(
     settings: dict[str, Any] = {"processor": ChatProcessor.from_pretrained(str(plain)), "num_workers": 1, **changes}
     with pytest.raises(DataError, match="does not show the tool calls"):
         convert([source], str(target), **settings)
-    counted = {"tool_calls": 1, "reasoning": 2, "thoughts": 2, **UNSHOWN}
+    counted = {"tool_calls": 1, "reasoning": 2, "thoughts": 2, "answers": 1}
     for _ in range(2):  # the second time it is there already
         report = convert([source], str(target), on_dropped="warn", **settings)
         assert report.not_shown == counted
@@ -111,7 +110,7 @@ def test_what_is_not_shown_is_counted_however_samples_are_stored(
     convert([written(tmp_path, [CALLS, THINKS], "other")], str(tmp_path / "other"), on_dropped="warn", **settings)
     merge_datasets(str(tmp_path), [str(target), str(tmp_path / "other")])
     assert described(tmp_path)["not_shown"] == {
-        "tool_calls": 2, "reasoning": 6, "thoughts": 6, "answers": 2, "masked": 2
+        "tool_calls": 2, "reasoning": 6, "thoughts": 6, "answers": 2
     }  # fmt: skip
 
 
