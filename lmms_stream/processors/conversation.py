@@ -119,13 +119,13 @@ class Conversations:
         """Return the indices of the assistant's messages of which the template shows nothing."""
         return self._not_shown.of(chat.messages, chat.tools).answers
 
-    def text_and_beginning(self, chat: Chat) -> tuple[str, str]:
-        """Return the text of a chat, and its text before the first answer that is trained on; "" if it is unknown."""
+    def beginning(self, chat: Chat) -> str:
+        """Return the text of a chat before its first answer that is trained on; "" if it is unknown."""
         rendered = or_error(self.rendered, chat)
         if isinstance(rendered, DataError):
-            return self.text(chat), ""
+            return ""
         (text, spans), left_out = rendered
-        return text, text[: min(({*spans} - {*left_out}) or [(0, 0)])[0]]
+        return text[: min({*spans} - {*left_out}, default=(0, 0))[0]]
 
     def warn_of_ends(self) -> None:
         """Warn of a template whose ends of answers are not trained on."""

@@ -126,18 +126,16 @@ class PreferenceProcessor:
         if any(each.left_out for each in answered):
             raise DataError(LEFT_OUT)
         left_out = frozenset(range(len(prompt.messages)))
-        texts, beginnings = [], [chats.text(prompt, prompt=True)]
-        for each in answered:
-            chat = replace(prompt, messages=prompt.messages + each.messages, left_out=left_out)
+        whole = [replace(prompt, messages=prompt.messages + each.messages, left_out=left_out) for each in answered]
+        for chat in whole:
             learnt = {*chat.spoken} - left_out
             if learnt and learnt <= chats.unshown(chat):
                 raise DataError(UNSHOWN_ANSWER)
-            text, beginning = chats.text_and_beginning(chat)
-            texts.append(text)
-            beginnings.append(beginning)
-        # The template may change messages of the prompt if an answer follows: its text is not the beginning then.
-        longest = max(beginnings, key=lambda each: len(commonprefix([each, *texts])))  # noqa: RUF071 - no paths
-        return _Texts(longest, texts, is_chat=True)
+        before, texts = chats.text(prompt, prompt=True), [chats.text(chat) for chat in whole]
+        if not all(text.startswith(before) for text in texts):  # the template changes the prompt if an answer follows
+            beginnings = [before, *map(chats.beginning, whole)]
+            before = max(beginnings, key=lambda each: len(commonprefix([each, *texts])))  # noqa: RUF071 - no paths
+        return _Texts(before, texts, is_chat=True)
 
     def _chats(self) -> Conversations:
         if self._conversations is None:
