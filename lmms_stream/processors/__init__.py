@@ -6,7 +6,8 @@ tokenizers      fast tokenizers and their threads; places of byte-level tokens i
                 families/installed import transformers
 json_text       JSON texts -> values, integers of any size unchanged; long texts value by value
 stored_chat     a stored conversation -> its messages, checked
-chat_template   a conversation -> its text, marks and thoughts; tokens that end its answers
+answers         a conversation, rendered once more with marks -> the text of each answer; thoughts after a prompt
+chat_template   a conversation -> its text and marks; tokens that end its answers
 not_shown       content that a template does not show, counted
 conversation    a stored conversation -> its text, tokens and trained spans
 chat, text      processors of texts and documents; token_kernels: the compiled loop that fills packs from shards

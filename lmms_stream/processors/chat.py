@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DataError
 from ..types import Processed, Sample
 from .base import Tokens, labels_of, measured_tokens, or_error, through
+from .chat_template import JoinedText
 from .conversation import Chat, Conversations, Rendered
 from .conversation import Learn as Learn
 from .tokenizers import FastTokenizer, load_tokenizer
@@ -23,11 +24,11 @@ class ChatProcessor:
     """Processor that renders `messages` with the tokenizer's chat template.
 
     Trained on is the text between the template's {% generation %} and {% endgeneration %} (transformers' convention for
-    assistant masks). Without these marks, a message of the assistant is trained on from the end of the text before up
-    to its own trailing white space. Messages with "learn": false are not trained on; with learn "last", only the
-    assistant's last message is. A template without marks that changes earlier messages when others follow (Qwen3's
-    drops their thoughts) needs learn "last", otherwise a DataError is raised. The template gets the tools of the
-    sample, arguments of tool calls as objects, and a fixed day in place of today.
+    assistant masks). Without these marks, a message of the assistant is trained on as the whole conversation shows it,
+    from the end of its header up to its own trailing white space (see answers.py). An answer of which nothing is shown
+    is not trained on. Messages with "learn": false are not trained on; with learn "last", only the assistant's last
+    message is. DataError for an answer that cannot be found. The template gets the tools of the sample, arguments of
+    tool calls as objects, and a fixed day in place of today.
 
     learn_stop: if a template leaves the end of an answer to the next speaker's token (GLM's), also train on this token,
     and write it after the last answer. Without learn_stop, a warning names the template.
@@ -68,7 +69,7 @@ class ChatProcessor:
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""
-        texts = [or_error(self._text, sample) for sample in samples]
+        texts = [or_error(lambda sample: self._rendered(sample).marked[0], sample) for sample in samples]
         return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
@@ -78,9 +79,6 @@ class ChatProcessor:
     def first_changed(self, samples: Sequence[Sample]) -> list[int | DataError | None]:
         """See FirstChanged."""
         return [or_error(lambda sample: self._conversations.first_changed(_read(sample)), sample) for sample in samples]
-
-    def _text(self, sample: Sample) -> str:
-        return self._conversations.text(_read(sample))
 
     def process(self, sample: Sample) -> Processed:
         (made,) = self.tokenize_all([sample])
@@ -103,7 +101,7 @@ def _read(sample: Sample) -> Chat:
     return Chat.read(sample["messages"], joined_text)
 
 
-def joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
+def joined_text(parts: Sequence[dict[str, Any]]) -> JoinedText:
     """Join the text of a message's parts; DataError for media."""
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
@@ -112,4 +110,4 @@ def joined_text(parts: Sequence[Mapping[str, Any]]) -> str:
             "of media of a model's folder, with --processor vision --tokenizer FOLDER or processor: {type: vision, "
             "path: FOLDER}"
         )
-    return "".join(part["text"] for part in parts)
+    return JoinedText.of(parts)

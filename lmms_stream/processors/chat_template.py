@@ -12,22 +12,32 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
+from .answers import REASONING_KEYS, Piece, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
 from .base import or_error
 from .tokenizers import FastTokenizer, Span
 
 TODAY = date(2024, 7, 26)  # value of today for templates: a text must not depend on the day of rendering
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # in messages; the first key with a value counts
 Messages = Sequence[Mapping[str, Any]]
-Render = Callable[[Messages], tuple[str, list[Span]]]
+
+
+class Written(NamedTuple):
+    """Text of messages and its marked spans. messages: the template's input, equivalent to the given messages."""
+
+    text: str
+    spans: list[Span]
+    messages: Messages
+
+
+Render = Callable[[Messages], Written]
 
 
 class ChatTemplate:
@@ -44,6 +54,7 @@ class ChatTemplate:
             self.tests_null = tests_null_content(self._environment.parse(source))
         except (TemplateError, SyntaxError, RecursionError) as error:  # Python refuses expressions nested too deep
             raise ConfigError(f"the chat template is not one ({error}): correct the tokenizer's") from error
+        self._source = source
         self.has_marks = "generation" in {token for _, _, token in self._environment.lex(source)}
         self._variables = {**self._template.globals, **variables}
 
@@ -53,16 +64,33 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         *,
         prompt: bool = False,
-        by: Callable[[Render, Messages], tuple[str, list[Span]]] = lambda render, messages: render(messages),
-    ) -> tuple[str, list[Span]]:
+        by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
+    ) -> Written:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
         A thought is passed under the keys that templates read. A null content is passed as "", or as null if the
-        template tests for null. by: calls its first argument with the messages, or with equivalent messages. Raises
-        DataError for a conversation that the template refuses, whatever error the template raises.
+        template tests for null. The content "" of a call is passed as null if only then the call is shown. by: calls
+        its first argument with the messages, or with equivalent messages. Raises DataError for a conversation that the
+        template refuses, whatever error the template raises.
         """
         render = partial(by, partial(self._render, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
+        with_nulls = _with_null_calls(messages) if self.tests_null else messages
+        made = or_error(self._rendered, render, messages)
+        if with_nulls is not messages:
+            by_nulls = or_error(self._rendered, render, with_nulls)
+            if isinstance(made, DataError) or (
+                not isinstance(by_nulls, DataError)
+                and _num_calls(by_nulls) > _num_calls(made)
+                and _num_nones(by_nulls) <= _num_nones(made)
+            ):
+                made = by_nulls
+        if isinstance(made, DataError):
+            raise made
+        return made
+
+    def _rendered(self, render: Render, messages: Messages) -> Written:
+        """Render messages with their null contents as null or as ""."""
         filled = without_nulls(messages)
         if filled is messages or not self.tests_null:
             return render(filled)
@@ -78,13 +106,44 @@ class ChatTemplate:
             return by_texts
         return by_nulls
 
-    def _render(self, messages: Messages, tools: Sequence[Any] | None, *, prompt: bool) -> tuple[str, list[Span]]:
+    def pieces(
+        self, written: Written, tools: Sequence[Any] | None = None, *, prompt: bool = False
+    ) -> list[Piece] | None:
+        """Return the text of each message in a result of `render`; None if the template does not prove the places."""
+        mark = unused_mark(written.text)
+        messages = with_marks(written.messages, mark)
+        functions = functions_of_notes(messages, mark)
+        traced = or_error(self._written, self._traced, messages, tools, prompt=prompt, functions=functions)
+        if isinstance(traced, DataError):
+            return None
+        text, pieces = pieces_of(traced.text, mark, len(messages))
+        return pieces if text == written.text else None
+
+    @cached_property
+    def _traced(self) -> Template:
+        """The template with notes of the current message."""
+        parsed = self._environment.parse(self._source)
+        add_notes(parsed)
+        return self._environment.from_string(parsed)
+
+    def _render(self, messages: Messages, tools: Sequence[Any] | None, *, prompt: bool) -> Written:
+        return self._written(self._template, messages, tools, prompt=prompt, functions={})
+
+    def _written(
+        self,
+        template: Template,
+        messages: Messages,
+        tools: Sequence[Any] | None,
+        *,
+        prompt: bool,
+        functions: Mapping[str, Any],
+    ) -> Written:
         marks: _Marks = self._environment.lmms_marks  # type: ignore[attr-defined]
         pieces = marks.begin()
-        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt, **functions}
         try:
-            context = self._template.new_context({**self._variables, **given}, shared=True)
-            for piece in self._template.root_render_func(context):
+            context = template.new_context({**self._variables, **given}, shared=True)
+            for piece in template.root_render_func(context):
                 pieces.append(piece)  # one at a time: marks count the text before them
         except MemoryError:
             raise
@@ -99,7 +158,20 @@ class ChatTemplate:
                 "the chat template has {% generation %} in a macro or in {% set %}, so the marked text cannot be "
                 "found: write the marked text inside the block directly"
             )
-        return text, spans
+        return Written(text, spans, messages)
+
+
+class JoinedText(str):
+    """The texts of a message's parts as one text. parts: of the message."""
+
+    __slots__ = ("parts",)
+    parts: list[dict[str, Any]]
+
+    @staticmethod
+    def of(parts: Sequence[dict[str, Any]]) -> JoinedText:
+        joined = JoinedText("".join(part["text"] for part in parts))
+        joined.parts = [*parts]
+        return joined
 
 
 def with_reasoning(messages: Messages) -> Messages:
@@ -134,6 +206,21 @@ def without_nulls(messages: Messages, *, but_of: str | None = None) -> Messages:
     ]
 
 
+def _with_null_calls(messages: Messages) -> Messages:
+    """Return messages with null for the content "" of each message with tool calls."""
+    called = [isinstance(each, Mapping) and each.get("content") == "" and each.get("tool_calls") for each in messages]
+    if not any(called):
+        return messages
+    return [{**each, "content": None} if is_call else each for each, is_call in zip(messages, called, strict=True)]
+
+
+def _num_calls(written: Written) -> int:
+    """Number of times that a text names the functions of its calls."""
+    calls = [call for each in written.messages for call in each.get("tool_calls") or () if isinstance(call, dict)]
+    names = {str(function.get("name")) for call in calls if isinstance(function := call.get("function", call), dict)}
+    return sum(map(written.text.count, names))
+
+
 def _is_null(message: Any) -> bool:
     return isinstance(message, Mapping) and "content" in message and message["content"] is None
 
@@ -150,8 +237,8 @@ def _writes_nulls(render: Render, with_nulls: Messages, filled: Messages) -> boo
     return _num_nones(by_nulls) > _num_nones(by_texts)
 
 
-def _num_nones(rendered: tuple[str, Any]) -> int:
-    return rendered[0].count("None")
+def _num_nones(written: Written) -> int:
+    return written.text.count("None")
 
 
 def _without_word(value: Any) -> Any:
@@ -235,105 +322,6 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-# Thoughts that a chat template begins in its generation prompt and cuts from answers (DeepSeek-R1-distill).
-#
-# The prompt ends in <think>, and the template writes an answer without its thought. The model must write the thought,
-# </think> and the answer after the prompt. Therefore the last answer of a conversation is written in this form.
-
-_OPENING = re.compile(r"<([\w:]+)>\s*\Z")  # at the end of a generation prompt
-_PLAIN: tuple[dict[str, Any], ...] = ({"role": "user", "content": "zqq"}, {"role": "assistant", "content": "zqa"})
-AnyRender = Callable[..., tuple[str, Any]]
-
-
-class Thoughts:
-    """Answers in the form that follows the generation prompt. render: a template's `render`."""
-
-    def __init__(self, render: AnyRender):
-        self._render = render
-
-    @cached_property
-    def opening(self) -> str:
-        """End of the generation prompt that the template does not write before a plain answer; "" if there is no
-        difference.
-        """
-        try:
-            (before, _), (upto, _) = self._render(_PLAIN[:1], prompt=True), self._render(_PLAIN)
-        except (ConfigError, DataError):
-            return ""
-        found = _OPENING.search(before)
-        if found is None or upto.startswith(before) or not upto.startswith(before[: found.start()]):
-            return ""
-        return found[0] if self._is_of_thoughts(f"<{found[1]}>", before) else ""
-
-    def _is_of_thoughts(self, tag: str, prompt: str) -> bool:
-        """Return whether the template cuts a thought in this tag from answers, or writes the thought after the
-        generation prompt.
-        """
-        in_content = {"role": "assistant", "content": f"zqt{_closing(tag)}zqa"}
-        made = [
-            or_error(self._render, [_PLAIN[0], each])
-            for each in (in_content, _PLAIN[1] | dict.fromkeys(REASONING_KEYS, "zqt"))
-        ]
-        texts = [None if isinstance(each, DataError) else each[0] for each in made]
-        if texts[0] is not None and "zqt" not in texts[0] and "zqa" in texts[0]:
-            return True
-        return any(text is not None and text.startswith(prompt) for text in texts)
-
-    def after(self, prompt: str, text: str, answer: Mapping[str, Any]) -> str:
-        """Text of a conversation with the last answer after the generation prompt, its thought first.
-
-        prompt: the text of the messages before, with the generation prompt. The text is returned unchanged if it
-        differs from the template's text of plain conversations. DataError for a thought without an end, and for two
-        thoughts.
-        """
-        tag, before = self.opening.strip(), prompt.removesuffix(self.opening)
-        if before == prompt:
-            return text
-        content = _content_of(answer)
-        if content.lstrip().startswith(tag) and _closing(tag) not in content:
-            raise DataError(
-                f"an answer begins with {tag} and has no {_closing(tag)}, so the end of its thought is unknown: write "
-                f"{_closing(tag)} where the thought ends, or remove the row"
-            )
-        if text.startswith(prompt) or not text.startswith(before):
-            return text
-        behind = text[len(before) :]
-        if _closing(tag) in behind:  # the template has written a thought, or a part of one
-            return text
-        thought, said = _thought_and_answer(answer, content, tag)
-        space = said[: len(said) - len(said.lstrip())]
-        if not behind.startswith(space):
-            behind = space + behind
-        return f"{prompt}{thought}\n{_closing(tag)}{behind}"
-
-
-def _closing(tag: str) -> str:
-    return f"</{tag[1:]}"
-
-
-def _content_of(answer: Mapping[str, Any]) -> str:
-    content = answer.get("content") or ""
-    if not isinstance(content, str):
-        content = "".join(part.get("text", "") for part in content if part["type"] == "text")
-    return content
-
-
-def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tuple[str, str]:
-    """Return the thought of an answer without its tags ("" without a thought), and the text after the thought, with the
-    space between them.
-    """
-    begun, closing, said = content.rpartition(_closing(tag))
-    found = [begun, *(answer[key] for key in REASONING_KEYS if isinstance(answer.get(key), str))]
-    found = [each.strip().removeprefix(tag).strip() for each in found]
-    thoughts = [each for each in dict.fromkeys(found) if each]
-    if len(thoughts) > 1:
-        raise DataError(
-            f"an answer has two different thoughts, {thoughts[0][:40]!r} and {thoughts[1][:40]!r}, and the chat "
-            f"template takes only one: keep one of them, in the content or in {', '.join(REASONING_KEYS)}"
-        )
-    return "".join(thoughts), said if closing else "\n\n" + content.lstrip()
-
-
 # Ends of answers: the tokens that a chat template writes after an answer, and whether they are trained on.
 #
 # Some templates end an answer by the token of the next speaker (GLM: <|user|>, <|observation|>). The marked spans then
@@ -375,7 +363,7 @@ class Stops:
         made = self._rendered([_QUESTION, _ANSWERS["user"]])
         if made is None:
             return True
-        text = made[0][: self._stop(*made)]
+        text = made.text[: self._stop(made.text, made.spans)]
         _, answer, end = text.rpartition(_ANSWER)
         return not answer or bool(end.strip())
 
@@ -430,10 +418,10 @@ class Stops:
         upto, full = self._rendered(answered), self._rendered([*answered, _NEXT[role]])
         if upto is None or full is None:
             return ""
-        stop = self._stop(*upto)
-        if not full[0].startswith(upto[0][:stop]):
+        stop = self._stop(upto.text, upto.spans)
+        if not full.text.startswith(upto.text[:stop]):
             return ""
-        behind = full[0][stop:]
+        behind = full.text[stop:]
         texts_of_next = [text for key, text in _NEXT[role].items() if key != "role"]
         own = re.split("|".join(texts_of_next), behind, maxsplit=1)[0]
         if not own.strip():
@@ -443,7 +431,7 @@ class Stops:
         token = encoding.token_to_chars(0) if len(encoding) else None
         return own[: start + max(1, token[1])] if token else ""
 
-    def _rendered(self, messages: Messages) -> tuple[str, list[Span]] | None:
+    def _rendered(self, messages: Messages) -> Written | None:
         """Render the messages; return None if the template refuses them, or its marks cannot be found."""
         try:
             return self._render(messages)

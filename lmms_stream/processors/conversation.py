@@ -11,9 +11,22 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
+from .answers import Finder, Thoughts
 from .base import Tokens, learnt_of, or_error, spans_of
-from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Thoughts
-from .not_shown import EMPTY, MASKED, MOST_SHAPES, NotShown, bit_of, bits_of_ends, is_empty, shape_of
+from .chat_template import TODAY, ChatTemplate, JoinedText, Messages, Render, Stops, Written
+from .not_shown import (
+    EMPTY,
+    ENDS,
+    MASKED,
+    MOST_SHAPES,
+    THOUGHTS,
+    UNSHOWN,
+    NotShown,
+    bit_of,
+    bits_of,
+    is_empty,
+    shape_of,
+)
 from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, Span, digest
 
@@ -102,6 +115,18 @@ class Conversations:
         text, spans = self._render(chat, prompt=prompt)
         return text if prompt else self._ended(chat, text, spans)
 
+    def unshown(self, chat: Chat) -> frozenset[int]:
+        """Return the indices of the assistant's messages of which the template shows nothing."""
+        return self._not_shown.of(chat.messages, chat.tools).answers
+
+    def beginning(self, chat: Chat) -> str:
+        """Return the text of a chat before its first answer that is trained on; "" if it is unknown."""
+        rendered = or_error(self.rendered, chat)
+        if isinstance(rendered, DataError):
+            return ""
+        (text, spans), left_out = rendered
+        return text[: min({*spans} - {*left_out}, default=(0, 0))[0]]
+
     def warn_of_ends(self) -> None:
         """Warn of a template whose ends of answers are not trained on."""
         stops = self._stops["default"]
@@ -117,18 +142,22 @@ class Conversations:
 
         The bits include answers that are empty, or masked, and ends that are not trained on.
         """
-        bits = self._not_shown.of(chat.messages, chat.tools)
+        bits, unshown, without_thought = self._not_shown.of(chat.messages, chat.tools)
+        answers = chat.spoken[-1:] if self.learn == "last" else chat.spoken
+        learnt = {*answers} - chat.left_out
+        if learnt & unshown:
+            bits |= bit_of(UNSHOWN)
         if self.learn_stop is None:
             return bits
-        answers = chat.spoken[-1:] if self.learn == "last" else chat.spoken
-        num_learnt = sum(index not in chat.left_out for index in answers)
-        if not num_learnt:
+        learnt -= unshown
+        bits |= bits_of(THOUGHTS, len(learnt & without_thought))
+        if not learnt:
             bits |= bit_of(MASKED)
         if any(is_empty(chat.messages[index]) for index in chat.spoken):
             bits |= bit_of(EMPTY)
         if self.learn_stop or self._stops[self._name_of_template(chat)].are_trained_on:
             return bits
-        return bits | bits_of_ends(num_learnt)
+        return bits | bits_of(ENDS, len(learnt))
 
     def first_changed(self, chat: Chat) -> int | None:
         """Return the first answer whose context, or whose own text, is other text in the whole conversation than at the
@@ -158,13 +187,16 @@ class Conversations:
         """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""
         if self.learn == "last":
             chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
-        text, spans = self._render(chat)
+        written = self._by_template(chat, None, prompt=False)
+        text, start = self._after_prompt(chat, None, written.text)
+        spans = written.spans
         if self._template_of(chat).has_marks:
+            chat = replace(chat, left_out=chat.left_out | self.unshown(chat))
             left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
         else:
-            added = self._added_spans(chat, text)
-            spans = list(added.values())
-            left_out = [span for index, span in added.items() if index in chat.left_out]
+            by_answer = self._answers(chat, written, text, start)
+            spans = [span for each in by_answer.values() for span in each]
+            left_out = [span for index, each in by_answer.items() if index in chat.left_out for span in each]
         text = self._ended(chat, text, spans)
         stops = self._stops_of(chat)
         if stops is not None:
@@ -194,7 +226,7 @@ class Conversations:
     @cached_property
     def _stops(self) -> dict[str, Stops]:
         return {
-            name: Stops(partial(template.render, by=_by_objects_or_texts), self.tokenizer, has_marks=template.has_marks)
+            name: Stops(partial(template.render, by=_by_forms), self.tokenizer, has_marks=template.has_marks)
             for name, template in self._templates.items()
         }
 
@@ -203,13 +235,24 @@ class Conversations:
         return {name: None if each.has_marks else Thoughts(each.render) for name, each in self._templates.items()}
 
     @cached_property
+    def _finders(self) -> dict[str, Finder]:
+        return {
+            name: Finder(
+                partial(template.render, by=_by_forms),
+                template.pieces,
+                self._thoughts[name] or Thoughts(template.render),
+            )
+            for name, template in self._templates.items()
+        }
+
+    @cached_property
     def _not_shown(self) -> NotShown:
         source = "".join(self.tokenizer.chat_templates.values())
         return NotShown(lambda messages, tools: self._render(Chat(messages, tools, frozenset()))[0], source)
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled templates cannot be pickled: the receiving process compiles them again.
-        made_again = ("_templates", "_stops", "_thoughts", "_not_shown")
+        made_again = ("_templates", "_stops", "_thoughts", "_finders", "_not_shown")
         return {name: value for name, value in self.__dict__.items() if name not in made_again} | {"_changed": {}}
 
     def _name_of_template(self, chat: Chat) -> str:
@@ -229,23 +272,46 @@ class Conversations:
         return text if stops is None or last["role"] != "assistant" else stops.ended(text, spans, last)
 
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
-        """Return the text and the marked spans of the first `stop` messages (default: all).
+        """Return the text and the marked spans of the first `stop` messages (default: all)."""
+        text, spans, _ = self._by_template(chat, stop, prompt=prompt)
+        return (text if prompt else self._after_prompt(chat, stop, text)[0]), spans
 
-        An answer at their end follows the generation prompt; see chat_template.py.
+    def _after_prompt(self, chat: Chat, stop: int | None, text: str) -> tuple[str, int | None]:
+        """Return the text of messages with the last answer after the generation prompt, and the start of this answer.
+
+        None: the template's own text, unchanged; see answers.py.
         """
-        text, spans = self._by_template(chat, stop, prompt=prompt)
         messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]
-        if prompt or not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
-            return text, spans
+        if not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
+            return text, None
         if len(messages) < len(chat.messages) and len(messages) - 1 in chat.left_out:
-            return text, spans  # in the whole conversation, this answer has the template's own form
-        before, _ = self._by_template(chat, len(messages) - 1, prompt=True)
-        return thoughts.after(before, text, messages[-1]), spans
+            return text, None  # in the whole conversation, this answer has the template's own form
+        before = self._by_template(chat, len(messages) - 1, prompt=True).text
+        changed = thoughts.after(before, text, messages[-1])
+        return changed, None if changed == text else len(before)
 
-    def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> tuple[str, list[Span]]:
+    def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> Written:
         """Return the template's text of the first `stop` messages, and its marked spans."""
         render = self._template_of(chat).render
-        return render(chat.messages[:stop], chat.tools, prompt=prompt, by=_by_objects_or_texts)
+        return render(chat.messages[:stop], chat.tools, prompt=prompt, by=_by_forms)
+
+    def _answers(self, chat: Chat, written: Written, text: str, start: int | None) -> dict[int, list[Span]]:
+        """Return the index of each message of the assistant, and its spans in the text; see Finder.
+
+        start: of the last answer, if the text has it in another form than `written`, the template's text.
+        """
+        name = self._name_of_template(chat)
+        pieces = self._templates[name].pieces(written, chat.tools)
+        by_answer: dict[int, list[Span]] = {}
+        for index in chat.spoken if pieces is not None else ():
+            if start is not None and index == len(chat.messages) - 1:
+                by_answer[index] = [(start, len(text.rstrip()))]
+                continue
+            spans = self._finders[name].spans(written, pieces, index)
+            if spans is not None:
+                by_answer[index] = spans
+        missing = {*chat.spoken} - by_answer.keys() - chat.left_out
+        return {index: [span] for index, span in self._added_spans(chat, text).items()} if missing else by_answer
 
     def _added_spans(self, chat: Chat, text: str) -> dict[int, Span]:
         """Index of each message of the assistant -> the span that it adds to the text of earlier messages.
@@ -356,7 +422,30 @@ def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [function for call in calls if isinstance(function := call.get("function", call), dict)]
 
 
-def _by_objects_or_texts(render: Render, messages: Messages) -> tuple[str, list[Span]]:
+def _by_forms(render: Render, messages: Messages) -> Written:
+    """Return a template's text of messages, and its marked spans.
+
+    The template gets the texts of parts as one text. If it refuses the text, or does not show it, it gets the parts.
+    """
+    made = or_error(_by_objects_or_texts, render, messages)
+    joined = {
+        index: each["content"] for index, each in enumerate(messages) if isinstance(each.get("content"), JoinedText)
+    }
+    texts = [part["text"].strip() for content in joined.values() for part in content.parts]
+
+    def num_shown(written: Written | DataError) -> int:
+        return -1 if isinstance(written, DataError) else sum(text in written.text for text in texts)
+
+    if num_shown(made) < len(texts):
+        in_parts = [{**each, "content": joined[at].parts} if at in joined else each for at, each in enumerate(messages)]
+        by_parts = or_error(_by_objects_or_texts, render, in_parts)
+        made = max(made, by_parts, key=num_shown)
+    if isinstance(made, DataError):
+        raise made
+    return made
+
+
+def _by_objects_or_texts(render: Render, messages: Messages) -> Written:
     """Return a template's text of messages, and its marked spans.
 
     The template gets the arguments of tool calls as objects. If it refuses objects, or would write an object in
@@ -364,7 +453,7 @@ def _by_objects_or_texts(render: Render, messages: Messages) -> tuple[str, list[
     """
     has_arguments = any(call.get("arguments") is not None for call in _called_functions(messages))
     made = or_error(render, messages)
-    if has_arguments and (isinstance(made, DataError) or _writes_objects(render, messages, made[0])):
+    if has_arguments and (isinstance(made, DataError) or _writes_objects(render, messages, made.text)):
         by_texts = or_error(render, _with_texts(messages))
         made = made if isinstance(by_texts, DataError) else by_texts
     if isinstance(made, DataError):
@@ -384,7 +473,7 @@ def _writes_objects(render: Render, messages: Messages, text: str) -> bool:
         arguments["zqargumentkx"] = 1
     made = or_error(render, probed)
     return isinstance(made, DataError) or any(
-        str(arguments) in made[0] for arguments in _objects_of(_called_functions(probed))
+        str(arguments) in made.text for arguments in _objects_of(_called_functions(probed))
     )
 
 

@@ -32,9 +32,8 @@ from .base import (
     through,
 )
 from .conversation import Chat, Conversations, Learn, Parts, Rendered
-from .families.family import Family, FamilyMaker, Layout
+from .families.family import Family, FamilyMaker, Layout, family_of
 from .families.files import ProcessorFiles, read_files
-from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, media_part, sound_of_video, stored_facts, stored_sound
 from .media.types import interval_of, new_memory
@@ -156,7 +155,7 @@ class MultimodalProcessor:
     def _text(self, sample: Sample) -> _Text:
         chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
-        text = self._conversations.text(chat)
+        text = self._conversations.rendered(chat).marked[0]
         self._placeholders.check(text, layouts)
         if any(layout.text for layout in layouts):
             text = self._placeholders.fill(text, layouts).text

@@ -19,18 +19,20 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .base import Processor
-from .chat_template import REASONING_KEYS
+from .chat_template import REASONING_KEYS, JoinedText
 
 DROPPED = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content")  # kinds of content
 ENDS = "ends"  # of answers, which are not trained on
 MASKED = "masked"  # a sample without an answer to train on
 EMPTY = "empty"  # a sample with an answer without content
-KINDS = (*DROPPED, ENDS, MASKED, EMPTY)
-# First bit of each kind, and the bits of its value: ENDS has a number of answers, others are set or not.
-_FIRST_BITS = np.array([0, 1, 2, 3, 4, 5, 6, 29, 30])
-_MASKS = np.array([1, 1, 1, 1, 1, 1, (1 << 23) - 1, 1, 1])
+UNSHOWN = "answers"  # a sample with an answer of which nothing is shown: the answer is not trained on
+THOUGHTS = "thoughts"  # that are not shown, of answers that are trained on
+KINDS = (*DROPPED, ENDS, MASKED, EMPTY, UNSHOWN, THOUGHTS)
+# First bit of each kind, and the highest value: ENDS and THOUGHTS have a number of answers, others are set or not.
+_FIRST_BITS = np.array([0, 1, 2, 3, 4, 5, 6, 29, 30, 31, 18])
+_MASKS = np.array([1, 1, 1, 1, 1, 1, (1 << 12) - 1, 1, 1, 1, (1 << 11) - 1])
 OnDropped = Literal["error", "warn"]
-_CALLING = ("tools", "tool_calls")
+_CALLING = ("tools", "tool_calls", UNSHOWN)
 _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", "function": "tool_results"}
 _VARYING_KEYS = {"name", "id", "tool_call_id", *REASONING_KEYS}  # their values are not part of a shape
 _SHORT_WORD = re.compile(r"[A-Za-z_-]{1,16}")
@@ -59,7 +61,7 @@ def amounts_of(bits: NDArray[np.integer[Any]] | int) -> NDArray[np.int64]:
     """Return the counts of each kind in KINDS, int64[..., len(KINDS)]. bits: int[...].
 
     >>> amounts_of(0b10_000010).tolist()  # tools, and two ends
-    [0, 1, 0, 0, 0, 0, 2, 0, 0]
+    [0, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0]
     """
     amounts: NDArray[np.int64] = np.asarray(bits, np.int64)[..., None] >> _FIRST_BITS & _MASKS
     return amounts
@@ -70,9 +72,10 @@ def named_counts(counts: NDArray[np.int64]) -> dict[str, int]:
     return {kind: count for kind, count in zip(KINDS, counts.tolist(), strict=True) if count}
 
 
-def bits_of_ends(num_answers: int) -> int:
-    """Return the bits of a number of answers whose end is not trained on."""
-    return num_answers << int(_FIRST_BITS[KINDS.index(ENDS)])
+def bits_of(kind: str, num_answers: int) -> int:
+    """Return the bits of a number of answers, for ENDS or THOUGHTS; the highest number stands for all above it."""
+    index = KINDS.index(kind)
+    return min(num_answers, int(_MASKS[index])) << int(_FIRST_BITS[index])
 
 
 def is_empty(message: Mapping[str, Any]) -> bool:
@@ -85,7 +88,7 @@ def is_empty(message: Mapping[str, Any]) -> bool:
 
 
 def bit_of(kind: str) -> int:
-    """Return the bit of a kind other than ENDS."""
+    """Return the bit of a kind other than ENDS and THOUGHTS."""
     return 1 << int(_FIRST_BITS[KINDS.index(kind)])
 
 
@@ -114,7 +117,13 @@ def counts_text(counts: Mapping[str, int]) -> str:
             if num_ends == 1
             else f"the ends of {num_ends:,} answers are not trained on"
         )
-    for kind, what in ((MASKED, "no answer to train on"), (EMPTY, "an empty answer")):
+    if num_thoughts := counts.get(THOUGHTS, 0):
+        said.append(
+            f"{num_thoughts:,} {'answer is' if num_thoughts == 1 else 'answers are'} trained on without "
+            f"{'its' if num_thoughts == 1 else 'their'} thoughts: lmms-stream convert --learn each keeps them"
+        )
+    unshown = "an answer of which nothing is shown, which is not trained on"
+    for kind, what in ((UNSHOWN, unshown), (MASKED, "no answer to train on"), (EMPTY, "an empty answer")):
         if number := counts.get(kind, 0):
             said.append(f"{number:,} {'sample has' if number == 1 else 'samples have'} {what}")
     return "; ".join(said)
@@ -127,13 +136,14 @@ def keys_named(processor: Processor | None) -> set[str]:
 
 
 def loses_calls(counts: Iterable[str]) -> bool:
-    """Return whether tools or tool calls are among the kinds."""
+    """Return whether tools, tool calls or whole answers are among the kinds."""
     return not set(counts).isdisjoint(_CALLING)
 
 
 def check_shown(bits: int, *, on_dropped: OnDropped) -> None:
-    """Raise DataError for tools or tool calls that are not shown, unless `on_dropped` is "warn"."""
+    """Raise DataError for tools, tool calls or whole answers that are not shown, unless `on_dropped` is "warn"."""
     lost = [kind.replace("_", " ") for kind in kinds_of(bits) if kind in _CALLING]
+    lost = [kind for kind in lost if kind != UNSHOWN] or lost
     if lost and on_dropped == "error":
         raise DataError(
             f"the chat template does not show the {' and '.join(lost)} of the conversation, or only a part of them, "
@@ -151,30 +161,31 @@ class NotShown:
     def __init__(self, render: Render, source: str):
         self._render = render
         self._source = source
-        self._known: dict[Hashable, int] = {}
+        self._known: dict[Hashable, Lost | None] = {}
 
-    def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-        """Return the kinds as bits; 0 if the template refuses the conversation with marks and without."""
+    def of(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost:
+        """Return the content that is not shown; nothing if the template refuses the conversation with marks and
+        without.
+        """
         shape = shape_of(messages, tools, self._source)
-        bits = self._known.get(shape)
-        if bits is None:
+        if shape not in self._known:
             if len(self._known) == MOST_SHAPES:
                 self._known.clear()
-            bits = self._known[shape] = self._by_marks(messages, tools)
-        return bits if bits >= 0 else self._by_texts(messages, tools)
+            self._known[shape] = self._by_marks(messages, tools)
+        return self._known[shape] or self._by_texts(messages, tools)
 
-    def _by_marks(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-        """Return the kinds of all conversations of the shape; -1 if the template refuses the marks."""
+    def _by_marks(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost | None:
+        """Return what all conversations of the shape lose; None if the template refuses the marks."""
         marking = _Marking()
         marked, marked_tools = [marking.message(each) for each in messages], marking.tools(tools)
         try:
             text = self._render(marked, marked_tools).casefold()
         except DataError:
-            return -1
-        return _bits(each.kind for each in marking.marks if each.mark not in text)
+            return None
+        return _lost(messages, [(each, each.mark in text) for each in marking.marks])
 
-    def _by_texts(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-        """Return the kinds of a conversation whose texts are missing in the rendered text."""
+    def _by_texts(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost:
+        """Return the content of a conversation whose texts are missing in the rendered text."""
         marking = _Marking()
         for each in messages:
             marking.message(each)
@@ -182,16 +193,42 @@ class NotShown:
         try:
             text = self._render([dict(each) for each in messages], None if tools is None else list(tools)).casefold()
         except DataError:  # measuring raises this error
-            return 0
-        return _bits(each.kind for each in marking.marks if not any(form in text for form in _forms(each.text)))
+            return Lost(0, frozenset(), frozenset())
+        return _lost(messages, [(each, any(form in text for form in _forms(each.text))) for each in marking.marks])
 
 
 class _Mark(NamedTuple):
-    """A mark and the replaced text; "" for content that templates write in many ways: arguments, descriptions."""
+    """A mark and the replaced text; "" for content that templates write in many ways: arguments, descriptions.
+
+    message: index of the message, None for a tool.
+    """
 
     kind: str
     mark: str
     text: str
+    message: int | None
+
+
+class Lost(NamedTuple):
+    """Content of a conversation that is not shown: kinds as bits of DROPPED; indices of the assistant's messages of
+    which nothing is shown, and of those whose thoughts are not shown.
+    """
+
+    bits: int
+    answers: frozenset[int]
+    thoughts: frozenset[int]
+
+
+def _lost(messages: Sequence[Mapping[str, Any]], marks: Sequence[tuple[_Mark, bool]]) -> Lost:
+    """marks: each mark, and whether it is shown."""
+    spoken = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
+    shown = {each.message for each, is_shown in marks if is_shown}
+    hidden = [each for each, is_shown in marks if not is_shown]
+    return Lost(
+        sum(map(bit_of, {each.kind for each in hidden})),
+        frozenset(spoken & {each.message for each in hidden} - shown),
+        frozenset(spoken & {each.message for each in hidden if each.kind == "reasoning"}),
+    )
 
 
 class _Marking:
@@ -199,12 +236,17 @@ class _Marking:
 
     def __init__(self) -> None:
         self.marks: list[_Mark] = []
+        self._message: int | None = -1  # index of the message, None for tools
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         marked = dict(message)
+        self._message = -1 if self._message is None else self._message + 1
         kind = _OF_ROLES.get(message["role"], "content")
         content = message.get("content")
-        if isinstance(content, str):
+        if isinstance(content, JoinedText):
+            parts = [{**part, "text": self._content(part["text"], kind, message["role"])} for part in content.parts]
+            marked["content"] = JoinedText.of(parts)
+        elif isinstance(content, str):
             marked["content"] = self._content(content, kind, message["role"])
         elif isinstance(content, list):
             marked["content"] = [
@@ -223,6 +265,7 @@ class _Marking:
         return marked
 
     def tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
+        self._message = None
         if tools is None:
             return None
         return [self._called(tool, self._tool) for tool in tools]
@@ -270,12 +313,8 @@ class _Marking:
 
     def _mark(self, kind: str, text: str) -> str:
         mark = f"zq{len(self.marks)}kx"  # letters and digits that no template escapes, cuts or trims
-        self.marks.append(_Mark(kind, mark, text))
+        self.marks.append(_Mark(kind, mark, text, self._message))
         return mark
-
-
-def _bits(kinds: Iterable[str]) -> int:
-    return sum(map(bit_of, set(kinds)))
 
 
 def _forms(text: str) -> list[str]:
@@ -356,7 +395,9 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
     """Return everything in a message except its texts that can change what a template of this source shows."""
     role, content = message["role"], message.get("content")
     shape: Hashable = "null" if "content" in message else "missing"
-    if isinstance(content, str):
+    if isinstance(content, JoinedText):
+        shape = "joined", tuple(_text_shape(part["text"], role, source) for part in content.parts)
+    elif isinstance(content, str):
         shape = _text_shape(content, role, source)
     elif isinstance(content, list):
         shape = tuple(

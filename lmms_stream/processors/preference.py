@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -74,17 +75,19 @@ class PreferenceProcessor:
         """See MeasureAll."""
         made = [or_error(self._answers, sample) for sample in samples]
         texts = [each for each in made if isinstance(each, _Texts)]
-        counted = {
+        encoded = {
             is_chat: iter(
-                self.tokenizer.num_tokens(
-                    [text for each in texts if each.is_chat is is_chat for text in each.texts],
+                self.tokenizer.ids(
+                    [text for each in texts if each.is_chat is is_chat for text in (each.prompt, *each.texts)],
                     add_special_tokens=not is_chat,
                 )
             )
             for is_chat in {each.is_chat for each in texts}
         }
         return [
-            each if isinstance(each, DataError) else sum(next(counted[each.is_chat]) for _ in each.texts)
+            each
+            if isinstance(each, DataError)
+            else or_error(_num_tokens, [next(encoded[each.is_chat]) for _ in range(1 + len(each.texts))])
             for each in made
         ]
 
@@ -99,14 +102,13 @@ class PreferenceProcessor:
         bits = 0
         for answer in stored.answers.values():
             chat = Chat.of(copy.deepcopy([*stored.prompt, *answer]), stored.tools, joined_text)
-            bits |= self._chats().not_shown(chat)
+            bits |= self._chats().not_shown(replace(chat, left_out=frozenset(range(len(stored.prompt)))))
         return bits
 
     def process(self, sample: Sample) -> Processed:
         stored = read_preference(sample["messages"])
         made = self._texts(stored)
-        before = made.prompt if isinstance(made.prompt, str) else self._chats().text(made.prompt, prompt=True)
-        prompt, *answers = self.tokenizer.ids([before, *made.texts], add_special_tokens=not made.is_chat)
+        prompt, *answers = self.tokenizer.ids([made.prompt, *made.texts], add_special_tokens=not made.is_chat)
         return sequences_of(prompt, answers, stored.roles)
 
     def _answers(self, sample: Sample) -> _Texts:
@@ -116,18 +118,25 @@ class PreferenceProcessor:
         if isinstance(stored.prompt, str):
             end = self._end_of_text()
             answers = [str(each) for each in stored.answers.values()]
-            return _Texts(
-                stored.prompt, [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
-            )
+            texts = [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
+            return _Texts(stored.prompt, texts, is_chat=False)
         chats, prompt = self._chats(), Chat.of(stored.prompt, stored.tools, joined_text)
         answered = [
             Chat.of(each, stored.tools, joined_text) for each in stored.answers.values() if not isinstance(each, str)
         ]
         if any(each.left_out for each in answered):
             raise DataError(LEFT_OUT)
-        return _Texts(
-            prompt, [chats.text(replace(prompt, messages=prompt.messages + each.messages)) for each in answered]
-        )
+        left_out = frozenset(range(len(prompt.messages)))
+        whole = [replace(prompt, messages=prompt.messages + each.messages, left_out=left_out) for each in answered]
+        for chat in whole:
+            learnt = {*chat.spoken} - left_out
+            if learnt and learnt <= chats.unshown(chat):
+                raise DataError(UNSHOWN_ANSWER)
+        before, texts = chats.text(prompt, prompt=True), [chats.text(chat) for chat in whole]
+        if not all(text.startswith(before) for text in texts):  # the template changes the prompt if an answer follows
+            beginnings = [before, *map(chats.beginning, whole)]
+            before = max(beginnings, key=lambda each: len(commonprefix([each, *texts])))  # noqa: RUF071 - no paths
+        return _Texts(before, texts, is_chat=True)
 
     def _chats(self) -> Conversations:
         if self._conversations is None:
@@ -152,16 +161,26 @@ LEFT_OUT = (
 )
 
 
+UNSHOWN_ANSWER = (
+    "the chat template shows nothing of an answer, so no token would be compared: use a template that shows it, or "
+    "remove the row"
+)
+
+
 class _Texts(NamedTuple):
-    """A prompt, and the text of the prompt with each of its answers."""
+    """A prompt, and the text of the prompt with each of its answers. is_chat: whether a template wrote the texts; then
+    no special tokens are added.
+    """
 
-    prompt: Chat | str
+    prompt: str
     texts: list[str]
+    is_chat: bool
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether a template wrote the texts; then no special tokens are added."""
-        return not isinstance(self.prompt, str)
+
+def _num_tokens(encoded: Sequence[NDArray[np.int32]]) -> int:
+    """Number of tokens of all answers. encoded: the prompt, and the prompt with each answer."""
+    _num_prompt(*encoded)
+    return sum(map(len, encoded[1:]))
 
 
 def checked_objective(objective: Compared) -> Compared:
@@ -179,9 +198,7 @@ def sequences_of(
 
     DataError for an answer that adds no tokens to its prompt.
     """
-    num_prompt = min(_num_common(prompt, ids) for ids in answers)
-    if any(len(ids) == num_prompt for ids in answers):
-        raise DataError("an answer adds no tokens to its prompt, so no token would be trained on: remove the row")
+    num_prompt = _num_prompt(prompt, *answers)
     input_ids = np.concatenate(answers).astype(np.int64)
     labels, start = input_ids.copy(), 0
     for ids in answers:
@@ -189,6 +206,14 @@ def sequences_of(
         start += len(ids)
     sequences = [(len(ids), role) for ids, role in zip(answers, roles, strict=True)]
     return {"input_ids": input_ids, "labels": labels, "sequences": np.array(sequences, np.int64)}
+
+
+def _num_prompt(prompt: NDArray[np.integer[Any]], *answers: NDArray[np.integer[Any]]) -> int:
+    """Number of tokens before all answers; DataError for an answer without more tokens."""
+    num_prompt = min(_num_common(prompt, ids) for ids in answers)
+    if any(len(ids) == num_prompt for ids in answers):
+        raise DataError("an answer adds no tokens to its prompt, so no token would be trained on: remove the row")
+    return num_prompt
 
 
 def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> int:

@@ -260,7 +260,8 @@ def test_a_template_that_ends_the_last_answer_otherwise_changes_its_prefixes(tmp
     num_long = sum(len(row) > 2 for row in rows)
     assert found_in(marked) == {"changed-prefixes": num_long}
     assert marked.verdict == "look"
-    unmarked = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    unmarked = template.replace("{% generation %}", "").replace("{% endgeneration %}", "").replace("m.", "messages[i].")
+    unmarked = unmarked.replace("for m in messages", "for i in range(messages | length)")  # answers are not found
     report = audit_of(url, ChatProcessor(with_template(tokenizer, unmarked)))
     assert found_in(report)["refused"] == num_long
     assert "changes message 1 when messages follow" in finding_of(report, "refused").examples[0].excerpt

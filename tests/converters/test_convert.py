@@ -136,10 +136,10 @@ def test_a_conversion_that_is_asked_again_says_that_it_is_done(tmp_path: Path, c
         convert([rejecting], str(tmp_path / "rejects"), num_workers=1)
 
 
-DROPS_THOUGHTS = (  # of all but the last answer, as Qwen3's does
-    "{% for message in messages %}<|{{ message['role'] }}|>"
-    "{% if loop.last and message['role'] == 'assistant' %}<think></think>{% endif %}{{ message['content'] }}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+DROPS_THOUGHTS = (  # of all but the last answer, as Qwen3's does; answers cannot be found by numbers of messages
+    "{% for i in range(messages | length) %}<|{{ messages[i]['role'] }}|>{% if loop.last %}"
+    "{% if messages[i]['role'] == 'assistant' %}<think></think>{% endif %}{% endif %}"
+    "{{ messages[i]['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 TWO_ANSWERS = {"messages": [*GOOD["messages"], *GOOD["messages"]]}
 
@@ -198,10 +198,12 @@ def test_each_answer_can_be_a_sample_of_its_own(
 def test_a_deep_check_processes_every_sample(tokenizer: Path, tmp_path: Path) -> None:
     processor = thoughtless(tokenizer)
     source = write_jsonl(tmp_path / "rows.jsonl", *[GOOD] * 5, TWO_ANSWERS, *[GOOD] * 1500)
-    convert([source], str(tmp_path / "out"), processor=processor, num_workers=1)
-    (problem,) = verify_dataset(str(tmp_path / "out"), deep=True, processor=processor, num_workers=1).problems
-    assert problem.where == "sample 5 (number 5 of shard.00000.mds)"
-    assert "the chat template changes message 1" in problem.what
+    with pytest.raises(DataError, match=r"rows\.jsonl:6: the chat template changes message 1"):
+        convert([source], str(tmp_path / "measured"), processor=processor, num_workers=1)
+    convert([source], str(tmp_path / "out"), num_workers=1)
+    problems = verify_dataset(str(tmp_path / "out"), deep=True, processor=processor, num_workers=1).problems
+    (what,) = [each.what for each in problems if each.where == "sample 5 (number 5 of shard.00000.mds)"]
+    assert "the chat template changes message 1" in what
     report = convert([source], str(tmp_path / "skips"), processor=processor, num_workers=1, on_error="skip")
     assert (report.num_rows, report.num_rejected) == (1505, 1)
     write_jsonl(source, *[GOOD] * 1000, TWO_ANSWERS)

@@ -32,7 +32,7 @@ def said(answer: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 THINKS = said({"reasoning_content": "t"})
-CALLS = said({"content": None, "tool_calls": [CALL]})
+CALLS = {"messages": [*said({"content": None, "tool_calls": [CALL]})["messages"], *said({})["messages"]]}
 ROWS = [said({}), THINKS, said({"loss_color": 1, "mood": 2}), THINKS]
 
 
@@ -69,14 +69,15 @@ def test_a_lost_call_is_an_error_of_its_row_unless_it_is_said_that_it_may_be_los
     assert main([*command, "--on-dropped", "warn"]) == 0  # the remedy, at the same target
     table = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"{lost} of 1 sample, reasoning of 2 samples" in table
-    assert described(target)["not_shown"] == {kind: 1, "reasoning": 2}
+    counted = {kind: 1, "reasoning": 2, "thoughts": 2, **({"answers": 1} if row is CALLS else {})}
+    assert described(target)["not_shown"] == counted
     with pytest.raises(DataError, match=f"sample 4 .*does not show the {lost} of the conversation"):
         index_dataset(str(target), ChatProcessor.from_pretrained(str(plain)), num_workers=1)
     assert main(["index", str(target), "--tokenizer", str(plain), "--on-dropped", "warn", "--workers", "1"]) == 0
     assert f"{lost} of 1 sample, reasoning of 2 samples" in " ".join(capsys.readouterr().out.split())
     (lengths,) = inspect_dataset(str(target)).lengths
-    assert lengths.not_shown == {kind: 1, "reasoning": 2}
-    assert describe_lengths(lengths)["supervision"].endswith(f"{lost} of 1 sample, reasoning of 2 samples")
+    assert lengths.not_shown == counted
+    assert f"{lost} of 1 sample, reasoning of 2 samples" in describe_lengths(lengths)["supervision"]
 
 
 def test_rows_with_lost_calls_are_left_out_where_rows_that_do_not_fit_are(plain: Path, tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_rows_with_lost_calls_are_left_out_where_rows_that_do_not_fit_are(plain:
         [source], str(tmp_path / "chats"), processor=ChatProcessor.from_pretrained(str(plain)), on_error="skip",
         num_workers=1,
     )  # fmt: skip
-    assert (report.num_rows, report.num_rejected, report.not_shown) == (4, 1, {"reasoning": 2})
+    assert (report.num_rows, report.num_rejected, report.not_shown) == (4, 1, {"reasoning": 2, "thoughts": 2})
 
 
 @pytest.mark.parametrize("changes", [{"tokenize": True}, {"tokenize": True, "concat": 8}, {"shuffle_seed": 1}])
@@ -96,19 +97,21 @@ def test_what_is_not_shown_is_counted_however_samples_are_stored(
     settings: dict[str, Any] = {"processor": ChatProcessor.from_pretrained(str(plain)), "num_workers": 1, **changes}
     with pytest.raises(DataError, match="does not show the tool calls"):
         convert([source], str(target), **settings)
-    counted = {"tool_calls": 1, "reasoning": 2}
+    counted = {"tool_calls": 1, "reasoning": 2, "thoughts": 2, "answers": 1}
     for _ in range(2):  # the second time it is there already
         report = convert([source], str(target), on_dropped="warn", **settings)
         assert report.not_shown == counted
     assert described(target)["not_shown"] == counted
     append([written(tmp_path, [*ROWS, THINKS], "more")], str(target), on_dropped="warn", **settings)
-    assert described(target)["not_shown"] == {"tool_calls": 1, "reasoning": 5}
+    assert described(target)["not_shown"] == counted | {"reasoning": 5, "thoughts": 5}
     inspection = inspect_dataset(str(target))
     shown = [summary(inspection), *map(describe_lengths, inspection.lengths)]
     assert "tool calls of 1 sample, reasoning of 5 samples" in " ".join(line.get("supervision", "") for line in shown)
     convert([written(tmp_path, [CALLS, THINKS], "other")], str(tmp_path / "other"), on_dropped="warn", **settings)
     merge_datasets(str(tmp_path), [str(target), str(tmp_path / "other")])
-    assert described(tmp_path)["not_shown"] == {"tool_calls": 2, "reasoning": 6}
+    assert described(tmp_path)["not_shown"] == {
+        "tool_calls": 2, "reasoning": 6, "thoughts": 6, "answers": 2
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", [{}, {"tokenize": True}, {"tokenize": True, "concat": 8}])

@@ -127,24 +127,30 @@ def test_of_a_template_without_marks_the_answers_are_learnt(tokenizer: Path) -> 
     assert learnt(processor, stored(messages)) == ""
 
 
-def test_a_template_that_changes_earlier_answers_needs_marks(tokenizer: Path) -> None:
+def test_a_template_that_changes_earlier_answers_trains_them_as_the_whole_conversation_shows_them(
+    tokenizer: Path,
+) -> None:
     template = UNMARKED.replace("{% else %}", "{% if loop.last %}thought {% endif %}{% else %}", 1).replace(
         "{% if message['role'] == 'assistant' %}", "{% if loop.last %}last {% endif %}{% if message['role'] == 'x' %}"
     )
     processor = ChatProcessor(with_template(tokenizer, template))
     answer = {"role": "assistant", "content": "two"}
-    with pytest.raises(DataError, match="changes message 0 when messages follow, so the assistant's words cannot"):
-        processor.process(stored([answer, {"role": "user", "content": "three"}]))
+    follow_up = {"role": "user", "content": "three"}
+    assert learnt(processor, stored([follow_up, answer, follow_up])) == "two<|end|>"
+    by_index = template.replace("message in messages", "i in range(messages | length)").replace(
+        "message[", "messages[i]["
+    )
+    unproven = ChatProcessor(with_template(tokenizer, by_index))
+    for method in (unproven.process, unproven.measure):
+        with pytest.raises(DataError, match="changes message 0 when messages follow, so the assistant's words cannot"):
+            method(stored([answer, follow_up]))
 
 
-def test_of_a_template_that_changes_earlier_answers_the_last_can_be_learnt(tokenizer: Path) -> None:
+def test_of_a_template_that_drops_earlier_thoughts_all_answers_or_the_last_can_be_learnt(tokenizer: Path) -> None:
     processor = ChatProcessor(with_template(tokenizer, DROPS_THOUGHTS))
     turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
     messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
-    with pytest.raises(
-        DataError, match=r"changes message 1 when messages follow, .*: train on only the last answer .learn: last in"
-    ):
-        processor.process(stored(messages))
+    assert learnt(processor, stored(messages)) == "two<|end|><think></think>four<|end|>"
     last = ChatProcessor(with_template(tokenizer, DROPS_THOUGHTS), learn="last")
     assert learnt(last, stored(messages)) == "<think></think>four<|end|>"
     assert processor_fingerprint(last) == processor_fingerprint(processor)  # lengths are the same

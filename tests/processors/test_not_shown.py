@@ -13,7 +13,17 @@ from lmms_stream.errors import DataError
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.lengths import tells_not_shown
 from lmms_stream.processors.multimodal import MultimodalProcessor
-from lmms_stream.processors.not_shown import KINDS, bit_of, check_shown, counts_text, keys_named, kinds_of
+from lmms_stream.processors.not_shown import (
+    KINDS,
+    MASKED,
+    THOUGHTS,
+    UNSHOWN,
+    bit_of,
+    check_shown,
+    counts_text,
+    keys_named,
+    kinds_of,
+)
 from lmms_stream.processors.preference import MediaPreferenceProcessor, PreferenceProcessor
 
 from .test_chat_template import stored, with_template
@@ -44,8 +54,10 @@ CHAT: list[dict[str, Any]] = [
 
 
 def found(processor: Any, messages: list[dict[str, Any]], tools: Any = None) -> list[str]:
+    """Kinds of content; the counts of answers follow from them."""
     (bits,) = processor.not_shown([stored(messages, tools)])
-    return kinds_of(bits)
+    kinds = kinds_of(bits)
+    return [kind for kind in kinds if kind not in (UNSHOWN, THOUGHTS, *[MASKED] * (UNSHOWN in kinds))]
 
 
 def chatting(tokenizer: Path, template: str) -> ChatProcessor:
@@ -256,7 +268,9 @@ def test_what_is_not_shown_to_other_processors(tokenizer: Path, tmp_path: Path) 
     answers = {"chosen": CHAT[2:3], "rejected": CHAT[4:]}
     sample = {"messages": json.dumps({"prompt": CHAT[:2], **answers, "tools": TOOLS})}
     processor = PreferenceProcessor(with_template(tokenizer, PLAIN))
-    assert [kinds_of(bits) for bits in processor.not_shown([sample])] == [["tools", "tool_calls", "reasoning"]]  # type: ignore[arg-type]
+    assert [kinds_of(bits) for bits in processor.not_shown([sample])] == [  # type: ignore[arg-type]
+        ["tools", "tool_calls", "reasoning", "answers"]
+    ]
     texts = {"messages": json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})}
     assert processor.not_shown([texts]) == [0]
 
@@ -266,7 +280,9 @@ def test_what_is_not_shown_to_other_processors(tokenizer: Path, tmp_path: Path) 
     chat = [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}, CHAT[2]]
     assert found(media, chat, TOOLS) == ["reasoning"]
     pair = {"messages": json.dumps({"prompt": chat[:1], "chosen": CHAT[2:3], "rejected": CHAT[4:]}), "media": b""}
-    assert [kinds_of(bits) for bits in MediaPreferenceProcessor(media).not_shown([pair])] == [["reasoning"]]  # type: ignore[arg-type]
+    assert [kinds_of(bits) for bits in MediaPreferenceProcessor(media).not_shown([pair])] == [  # type: ignore[arg-type]
+        ["reasoning", "thoughts"]
+    ]
 
 
 def test_a_sample_that_cannot_be_read_is_its_error(tokenizer: Path) -> None:
@@ -283,7 +299,7 @@ def test_a_sample_that_cannot_be_read_is_its_error(tokenizer: Path) -> None:
 
 def test_lost_tools_and_calls_are_an_error_and_other_content_is_counted() -> None:
     for kind in KINDS:
-        if kind in ("tools", "tool_calls"):
+        if kind in ("tools", "tool_calls", "answers"):
             name = kind.replace("_", " ")
             with pytest.raises(DataError, match=f"does not show the {name} of the conversation, .*--on-dropped warn"):
                 check_shown(bit_of(kind), on_dropped="error")

@@ -185,12 +185,16 @@ def test_answers_that_are_read_as_chats_name_their_processor(chat_processor: Cha
         chat_processor.measure(sample)
 
 
-def test_an_answer_that_adds_no_tokens_is_told(tokenizer: Path) -> None:
+def test_an_answer_of_which_nothing_is_shown_is_told(tokenizer: Path) -> None:
     loaded: Any = AutoTokenizer.from_pretrained(tokenizer)
     loaded.chat_template = "{% for message in messages %}{{ message.content if message.role == 'user' }}{% endfor %}"
     (sample,) = samples([{"prompt": said("what?"), "chosen": answer("this"), "rejected": answer("that")}])
-    with pytest.raises(DataError, match="an answer adds no tokens to its prompt, so no token would be trained on"):
-        PreferenceProcessor(loaded).process(sample)
+    processor = PreferenceProcessor(loaded)
+    for method in (processor.process, processor.measure):
+        with pytest.raises(
+            DataError, match="the chat template shows nothing of an answer, so no token would be compared"
+        ):
+            method(sample)
 
 
 def test_what_a_tokenizer_lacks_is_told_where_a_sample_needs_it(tokenizer: Path) -> None:

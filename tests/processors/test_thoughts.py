@@ -50,11 +50,12 @@ def test_the_thought_and_the_answer_after_the_generation_prompt_are_trained_on(
     assert written(processor, messages) == (PROMPT + expected, expected)
 
 
-def test_of_several_answers_the_last_can_be_trained_on_or_each_as_a_sample() -> None:
+def test_of_several_answers_all_can_be_trained_on_or_the_last_or_each_as_a_sample() -> None:
     messages = chat(("user", "q"), ("assistant", "<think>a</think>one"), ("user", "r"), ("assistant", "b</think>two"))
-    sample = {"messages": json.dumps(messages)}
-    with pytest.raises(DataError, match=r"changes message 1 when messages follow, .* \(learn: last in the settings"):
-        ChatProcessor(tokenizer(CUTS_THOUGHTS)).process(sample)
+    assert written(ChatProcessor(tokenizer(CUTS_THOUGHTS)), messages) == (
+        "<|user|>q<|assistant|>one<|end|><|user|>r<|assistant|><think>\nb\n</think>two<|end|>",
+        "one<|end|>b\n</think>two<|end|>",
+    )
     last = ChatProcessor(tokenizer(CUTS_THOUGHTS), learn="last")
     assert written(last, messages) == (
         "<|user|>q<|assistant|>one<|end|><|user|>r<|assistant|><think>\nb\n</think>two<|end|>",
@@ -103,8 +104,8 @@ def test_a_template_that_writes_thoughts_behind_its_prompt_is_given_answers_with
     thinks = [*chat(("user", "q")), {"role": "assistant", "content": "yes", "reasoning_content": "so"}]
     assert trained_on(processor, thinks) == "so\n</think>\n\nyes<|end|>"
     assert trained_on(processor, chat(("user", "q"), ("assistant", "yes"))) == "\n</think>\n\nyes<|end|>"
-    with pytest.raises(DataError, match="does not begin message 1 with its generation prompt"):
-        processor.process({"messages": json.dumps(chat(("user", "q"), ("assistant", "<think>so</think>yes")))})
+    thought = "<think>so</think>yes"  # begins with the prompt but for the thought's tag, which is trained on
+    assert trained_on(processor, chat(("user", "q"), ("assistant", thought))) == f"{thought}<|end|>"
 
 
 @pytest.mark.parametrize("template", [CUTS_THOUGHTS, TRIMS])

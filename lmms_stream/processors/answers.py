@@ -1,0 +1,389 @@
+"""A conversation in one more rendering -> the text of each message in it, proven by marks.
+
+The template is compiled again with notes: at each loop over messages, and each assignment of a message in a loop, a
+note in the text says which message is current. In addition, marks surround the texts of each message. A rendering
+proves places only if it equals the plain text without notes and marks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from jinja2 import nodes
+
+from ..errors import ConfigError, DataError
+from .base import or_error
+from .tokenizers import Span
+
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # in messages; the first key with a value counts
+_THOUGHT_TAG = re.compile(r"(</?think>)")
+_TAG = re.compile(r"</?[\w|]{1,32}>")
+_LEADING = re.compile(rf"(?:\s*{_TAG.pattern})*\s*")
+
+
+def functions_of_notes(messages: Sequence[Any], mark: str) -> dict[str, Callable[..., str]]:
+    """Return the functions that a template with notes calls. mark: a character that is not in the plain text."""
+    indices = {id(message): index for index, message in enumerate(messages)}
+    # Of each loop that runs: the current message, whether the loop is over messages, and whether it has written notes.
+    levels: list[tuple[int | None, bool, bool]] = [(None, True, False)]
+
+    def written(index: int | None) -> str:
+        return f"{mark}{'' if index is None else index}{mark}"
+
+    def enter() -> str:
+        levels.append((levels[-1][0], False, False))
+        return ""
+
+    def note(value: Any, of_loop: bool = True) -> str:
+        index = indices.get(id(value))
+        if index is None or (levels[-1][1] and not of_loop):
+            return ""
+        levels[-1] = index, of_loop, True
+        return written(index)
+
+    def leave() -> str:
+        return written(levels[-1][0]) if levels.pop()[2] else ""
+
+    return {"lmms_enter": enter, "lmms_note": note, "lmms_assign": partial(note, of_loop=False), "lmms_leave": leave}
+
+
+def add_notes(node: nodes.Node) -> None:
+    """Add calls of functions_of_notes to a parsed template."""
+    for name, value in node.iter_fields():
+        children = value if isinstance(value, list) else [value]
+        noted: list[Any] = []
+        for child in children:
+            if isinstance(child, nodes.Node):
+                add_notes(child)
+            if isinstance(child, nodes.For):
+                if isinstance(child.target, nodes.Name):
+                    child.body.insert(0, _call("lmms_note", child.target.name))
+                noted += [_call("lmms_enter"), child, _call("lmms_leave")]
+            elif isinstance(child, nodes.Assign) and isinstance(child.target, nodes.Name):
+                noted += [child, _call("lmms_assign", child.target.name)]
+            else:
+                noted.append(child)
+        if isinstance(value, list):
+            setattr(node, name, noted)
+
+
+def _call(function: str, *names: str) -> nodes.Output:
+    arguments: list[nodes.Expr] = [nodes.Name(name, "load") for name in names]
+    return nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
+
+
+def unused_mark(text: str) -> str:
+    """Return a character of a private area of Unicode that is not in the text."""
+    return next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in text)
+
+
+def with_marks(messages: Sequence[Any], mark: str) -> list[Any]:
+    """Return messages with marks around their texts: contents, thoughts, and texts in arguments of calls."""
+    return [
+        _marked_message(message, f"{mark}.{index}{mark}") if isinstance(message, Mapping) else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _marked_message(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    marked = dict(message)
+    content = message.get("content")
+    if isinstance(content, str):
+        marked["content"] = _marked(content, mark)
+    elif isinstance(content, list):
+        marked["content"] = [
+            {**part, "text": _marked(part["text"], mark)} if part.get("type") == "text" else part for part in content
+        ]
+    for key in REASONING_KEYS:
+        if isinstance(message.get(key), str):
+            marked[key] = _marked(message[key], mark)
+    if isinstance(message.get("tool_calls"), list):
+        marked["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
+    if isinstance(message.get("function_call"), dict):
+        marked["function_call"] = _marked_call(message["function_call"], mark)
+    return marked
+
+
+def _marked_call(call: Any, mark: str) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _marked_call(call["function"], mark)}
+    return call | {key: _marked_leaves(call[key], mark) for key in ("arguments", "parameters") if key in call}
+
+
+def _marked_leaves(value: Any, mark: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _marked_leaves(each, mark) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_marked_leaves(each, mark) for each in value]
+    return _marked(value, mark) if isinstance(value, str) else value
+
+
+def _marked(text: str, mark: str) -> str:
+    """Return a text with marks around each part between tags of thoughts; tags and space at its ends stay outside."""
+    return "".join(_surrounded(part, mark) for part in _THOUGHT_TAG.split(text))
+
+
+def _surrounded(text: str, mark: str) -> str:
+    start, stop = _LEADING.match(text).end(), len(text.rstrip())  # type: ignore[union-attr]
+    while stop > start and text[stop - 1] == ">" and _TAG.fullmatch(text, at := max(text.rfind("<", 0, stop), 0), stop):
+        stop = len(text[:at].rstrip())
+    return f"{text[:start]}{mark}{text[start:stop]}{mark}{text[stop:]}" if start < stop else text
+
+
+@dataclass(slots=True)
+class Piece:
+    """Text of a message in a conversation. runs: its spans, without white space. marks: offsets of its own marks."""
+
+    runs: list[Span] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    is_mixed: bool = False  # with marks of other messages, or with own marks outside
+
+
+def pieces_of(marked: str, mark: str, num_messages: int) -> tuple[str, list[Piece]]:
+    """Return a text without its notes and marks, and the text of each message."""
+    pieces = [Piece() for _ in range(num_messages)]
+    parts = re.split(f"{mark}([.]?)([0-9]*){mark}", marked)
+    offset, owner = 0, None
+    marks: list[tuple[int, int | None, int]] = []  # offset, owner of the place, message of the mark
+    texts = []
+    for text, dot, index in zip(parts[::3], ["", *parts[1::3]], ["", *parts[2::3]], strict=True):
+        if dot:
+            marks.append((offset, owner, int(index)))
+        elif texts:
+            owner = int(index) if index else None
+        if text and owner is not None:
+            runs = pieces[owner].runs
+            if runs and runs[-1][1] == offset:
+                runs[-1] = runs[-1][0], offset + len(text)
+            else:
+                runs.append((offset, offset + len(text)))
+        texts.append(text)
+        offset += len(text)
+    for at, place, message in marks:
+        pieces[message].marks.append(at)
+        if place != message:
+            pieces[message].is_mixed = True
+            if place is not None:
+                pieces[place].is_mixed = True
+    return "".join(texts), pieces
+
+
+# Thoughts that a chat template begins in its generation prompt and cuts from answers (DeepSeek-R1-distill).
+#
+# The prompt ends in <think>, and the template writes an answer without its thought. The model must write the thought,
+# </think> and the answer after the prompt. Therefore the last answer of a conversation is written in this form.
+
+_OPENING = re.compile(r"<([\w:]+)>\s*\Z")  # at the end of a generation prompt
+_EMPTY = re.compile(r"<([\w:]+)>\s*</\1>\s*\Z")  # a thought that the prompt has ended
+_PLAIN: tuple[dict[str, Any], ...] = ({"role": "user", "content": "zqq"}, {"role": "assistant", "content": "zqa"})
+AnyRender = Callable[..., Any]
+
+
+class Thoughts:
+    """Answers in the form that follows the generation prompt. render: a template's `render`."""
+
+    def __init__(self, render: AnyRender):
+        self._render = render
+
+    @cached_property
+    def opening(self) -> str:
+        """End of the generation prompt that the template does not write before a plain answer; "" if there is no
+        difference.
+        """
+        try:
+            before, upto = self._render(_PLAIN[:1], prompt=True).text, self._render(_PLAIN).text
+        except (ConfigError, DataError):
+            return ""
+        found = _OPENING.search(before)
+        if found is None or upto.startswith(before) or not upto.startswith(before[: found.start()]):
+            return ""
+        return found[0] if self._is_of_thoughts(f"<{found[1]}>", before) else ""
+
+    @cached_property
+    def _begins_thought(self) -> bool:
+        """Whether the generation prompt ends in the tag of a thought."""
+        prompt = or_error(self._render, _PLAIN[:1], prompt=True)
+        found = None if isinstance(prompt, DataError) else _OPENING.search(prompt.text)
+        return found is not None and self._is_of_thoughts(f"<{found[1]}>", prompt.text)
+
+    def head_of(self, prompt: str) -> str:
+        """Return a generation prompt without the thought at its end."""
+        found = _EMPTY.search(prompt) or (_OPENING.search(prompt) if self._begins_thought else None)
+        return prompt if found is None else prompt[: found.start()]
+
+    def _is_of_thoughts(self, tag: str, prompt: str) -> bool:
+        """Return whether the template cuts a thought in this tag from answers, or writes the thought after the
+        generation prompt.
+        """
+        in_content = {"role": "assistant", "content": f"zqt{_closing(tag)}zqa"}
+        made = [
+            or_error(self._render, [_PLAIN[0], each])
+            for each in (in_content, _PLAIN[1] | dict.fromkeys(REASONING_KEYS, "zqt"))
+        ]
+        texts = [None if isinstance(each, DataError) else each.text for each in made]
+        if texts[0] is not None and "zqt" not in texts[0] and "zqa" in texts[0]:
+            return True
+        return any(text is not None and text.startswith(prompt) for text in texts)
+
+    def after(self, prompt: str, text: str, answer: Mapping[str, Any]) -> str:
+        """Text of a conversation with the last answer after the generation prompt, its thought first.
+
+        prompt: the text of the messages before, with the generation prompt. The text is returned unchanged if it
+        differs from the template's text of plain conversations. DataError for a thought without an end, and for two
+        thoughts.
+        """
+        tag, before = self.opening.strip(), prompt.removesuffix(self.opening)
+        if before == prompt:
+            return text
+        content = _content_of(answer)
+        if content.lstrip().startswith(tag) and _closing(tag) not in content:
+            raise DataError(
+                f"an answer begins with {tag} and has no {_closing(tag)}, so the end of its thought is unknown: write "
+                f"{_closing(tag)} where the thought ends, or remove the row"
+            )
+        if text.startswith(prompt) or not text.startswith(before):
+            return text
+        behind = text[len(before) :]
+        if _closing(tag) in behind:  # the template has written a thought, or a part of one
+            return text
+        thought, said = _thought_and_answer(answer, content, tag)
+        space = said[: len(said) - len(said.lstrip())]
+        if not behind.startswith(space):
+            behind = space + behind
+        return f"{prompt}{thought}\n{_closing(tag)}{behind}"
+
+
+def _closing(tag: str) -> str:
+    return f"</{tag[1:]}"
+
+
+def _content_of(answer: Mapping[str, Any]) -> str:
+    content = answer.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "") for part in content if part["type"] == "text")
+    return content
+
+
+def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tuple[str, str]:
+    """Return the thought of an answer without its tags ("" without a thought), and the text after the thought, with the
+    space between them.
+    """
+    begun, closing, said = content.rpartition(_closing(tag))
+    found = [begun, *(answer[key] for key in REASONING_KEYS if isinstance(answer.get(key), str))]
+    found = [each.strip().removeprefix(tag).strip() for each in found]
+    thoughts = [each for each in dict.fromkeys(found) if each]
+    if len(thoughts) > 1:
+        raise DataError(
+            f"an answer has two different thoughts, {thoughts[0][:40]!r} and {thoughts[1][:40]!r}, and the chat "
+            f"template takes only one: keep one of them, in the content or in {', '.join(REASONING_KEYS)}"
+        )
+    return "".join(thoughts), said if closing else "\n\n" + content.lstrip()
+
+
+# Answers in a whole conversation, and the probes that find where they begin.
+
+_QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": "zqx"}}}
+_PROBES: dict[str, list[dict[str, Any]]] = {
+    "user": [_QUESTION],
+    "assistant": [_QUESTION, {"role": "assistant", "content": "zqanswerkx"}],
+    "system": [{"role": "system", "content": "zqsystemkx"}],
+    "tool": [
+        _QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
+    ],
+}  # by the role of the last message
+_ANSWERED = {"user": "assistant", "tool": "tool"}  # next role -> the probe with an answer before it
+
+
+class Finder:
+    """Finder of the answers of a template's conversations. render: messages -> Written. pieces: of a result of render,
+    see ChatTemplate.
+    """
+
+    def __init__(self, render: AnyRender, pieces: Callable[..., list[Piece] | None], thoughts: Thoughts):
+        self._render = render
+        self._pieces = pieces
+        self._thoughts = thoughts
+
+    def spans(self, written: Any, pieces: Sequence[Piece], index: int) -> list[Span] | None:
+        """Return the spans of an answer, from the end of its header to its last token; None if they are not proven.
+
+        The answer after the last message also has the text after all messages. An answer of which nothing is shown has
+        no spans.
+        """
+        messages, piece = written.messages, pieces[index]
+        if not is_shown(messages[index], written.text, piece):
+            return []
+        runs = [run for run in piece.runs if written.text[slice(*run)].strip()]
+        if piece.is_mixed or not runs:
+            return None
+        start, stop = runs[0]
+        header = self._header(written.text[start:stop], messages[index - 1]["role"] if index else "")
+        if header is None:
+            return None
+        spans = [(start + len(header), stop)]
+        spans += [run for run in runs[1:] if any(run[0] <= mark <= run[1] for mark in piece.marks)]
+        if index == len(messages) - 1:
+            spans[-1] = spans[-1][0], len(written.text)
+        else:
+            end = self._ends["tool" if messages[index + 1]["role"] == "tool" else "user"]
+            spans = [(start, stop + len(end) * written.text.startswith(end, stop)) for start, stop in spans]
+        return [(start, start + len(written.text[start:stop].rstrip())) for start, stop in spans]
+
+    def _header(self, text: str, role: str) -> str | None:
+        """Return the header with which the text of an answer begins; None without any. role: of the message before."""
+        prompt = self._prompts.get(role, self._prompts.get("user"))
+        if prompt is None or not text.startswith(self._thoughts.head_of(prompt)):
+            return None
+        headers = {each for prompt in self._prompts.values() for each in (prompt, self._thoughts.head_of(prompt))}
+        return max((each for each in headers if text.startswith(each)), key=len)
+
+    @cached_property
+    def _prompts(self) -> dict[str, str]:
+        """Role of the last message -> the generation prompt after it."""
+        found = {role: self._prompt_after(messages) for role, messages in _PROBES.items()}
+        return {role: prompt for role, prompt in found.items() if prompt is not None}
+
+    @cached_property
+    def _ends(self) -> dict[str, str]:
+        """Role of the next message -> the end of an answer that the next message writes."""
+        return {role: self._end_before(_PROBES[role][-1], _PROBES[last][:2]) for role, last in _ANSWERED.items()}
+
+    def _end_before(self, message: Mapping[str, Any], answered: Sequence[Any]) -> str:
+        whole, followed = self._probed(answered), self._probed([*answered, message], 1)
+        if whole is None or followed is None or not whole[1].runs or not followed[1].runs:
+            return ""
+        alone, own = whole[0][whole[1].runs[0][0] :].rstrip(), followed[0][slice(*followed[1].runs[0])]
+        return alone[len(own) :] if alone.startswith(own) else ""
+
+    def _prompt_after(self, messages: Sequence[Any]) -> str | None:
+        without, prompted = self._probed(messages), self._probed(messages, prompt=True)
+        if without is None or prompted is None or not without[1].runs or not prompted[1].runs:
+            return None
+        own, behind = (text[(piece.marks or [piece.runs[0][0]])[-1] :] for text, piece in (without, prompted))
+        own = own[: len(own) - len(without[0]) + without[1].runs[-1][1]]  # without the text after all messages
+        return behind[len(own) :] if behind.startswith(own) else None
+
+    def _probed(self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False) -> tuple[str, Piece] | None:
+        """Return the text of messages, and the place of a message in it; None if it is not proven."""
+        written = or_error(self._render, messages, prompt=prompt)
+        pieces = None if isinstance(written, DataError) else self._pieces(written, prompt=prompt)
+        return None if pieces is None else (written.text, pieces[index])
+
+
+def is_shown(message: Mapping[str, Any], text: str, piece: Piece) -> bool:
+    """Return whether anything of an answer is shown, or it is empty."""
+    if piece.marks:
+        return True
+    if _marked_message(message, "-") != message:
+        return False
+    names = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
+    return not names or any(str(name) in text[slice(*run)] for name in names for run in piece.runs)

@@ -1,0 +1,186 @@
+"""Answers are found in whole conversations of model makers' templates, and of templates that tests write."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmms_stream.errors import DataError
+from lmms_stream.processors.base import IGNORED_LABEL
+from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.not_shown import check_shown, counts_of, counts_text
+from lmms_stream.processors.preference import PreferenceProcessor
+
+from ..rounds import rounds
+from .test_chat_template import DROPS_THOUGHTS
+from .test_stops import chat, tokenizer, trained_on
+
+MAKERS = pytest.mark.skipif(find_spec("trl") is None, reason="TRL ships the templates of model makers")
+CALL = {"id": "call12345", "type": "function", "function": {"name": "look", "arguments": {"at": "Rome"}}}
+RESULT = {"role": "tool", "tool_call_id": "call12345", "name": "look", "content": "3"}
+TURNS = chat(("user", "Hi"), ("assistant", "One."), ("user", "And?"), ("assistant", "Two."))
+TOOLS: list[dict[str, Any]] = [
+    *chat(("user", "Hi")),
+    {"role": "assistant", "content": "Let me look.", "tool_calls": [CALL]},
+    RESULT,
+    *chat(("assistant", "It is 3."), ("user", "Thanks"), ("assistant", "Welcome.")),
+]
+THOUGHTS: list[dict[str, Any]] = [
+    *chat(("user", "Hi")), {"role": "assistant", "content": "One.", "reasoning_content": "hm"},
+    *chat(("user", "And?")), {"role": "assistant", "content": "Two.", "reasoning_content": "so"},
+]  # fmt: skip
+
+
+def of_maker(name: str) -> ChatProcessor:
+    import trl
+
+    source = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    loaded = tokenizer(source)
+    loaded.add_special_tokens({"bos_token": "<|bos|>"})
+    return ChatProcessor(loaded)
+
+
+def answers_of(processor: ChatProcessor, messages: list[dict[str, Any]]) -> list[str]:
+    sample = {"messages": json.dumps(messages)}
+    processed = processor.process(sample)
+    assert processor.measure(sample) == len(processed["input_ids"])
+    texts: list[list[int]] = [[]]
+    for token, label in zip(processed["input_ids"].tolist(), processed["labels"].tolist(), strict=True):
+        if label != IGNORED_LABEL:
+            texts[-1].append(token)
+        elif texts[-1]:
+            texts.append([])
+    return [processor.tokenizer.decode(each) for each in texts if each]
+
+
+CASES: list[tuple[str, list[dict[str, Any]], list[str]]] = [
+    ("qwen3", TURNS, ["One.<|im_end|>", "<think>\n\n</think>\n\nTwo.<|im_end|>"]),
+    ("qwen3", THOUGHTS, ["One.<|im_end|>", "<think>\nso\n</think>\n\nTwo.<|im_end|>"]),
+    ("qwen3_5_nothink", TURNS, ["One.<|im_end|>", "Two.<|im_end|>"]),
+    ("nemotron_3_nano", TURNS, ["<think></think>One.<|im_end|>", "<think></think>Two.<|im_end|>"]),
+    ("gptoss", TURNS, ["<|channel|>final<|message|>One.<|end|>", "<|channel|>final<|message|>Two.<|return|>"]),
+    ("phi3", TURNS, ["One.<|end|>", "Two.<|end|>\n<|end|>"]),
+    (
+        "deepseek_r1_distill", THOUGHTS,
+        ["One.<｜end▁of▁sentence｜>", "so\n</think>\n\nTwo.<｜end▁of▁sentence｜>"],
+    ),
+    (
+        "gemma4_v4", TOOLS,
+        ['<|tool_call>call:look{at:<|"|>Rome<|"|>}<tool_call|><|tool_response>', "Let me look.<turn|>",
+         "It is 3.<turn|>", "Welcome.<turn|>"],
+    ),
+    ("idefics3", [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in TURNS],
+     [" One.<end_of_utterance>", " Two.<end_of_utterance>"]),
+]  # fmt: skip
+
+
+@MAKERS
+@pytest.mark.parametrize(
+    ("name", "messages", "expected"), CASES, ids=lambda case: case if isinstance(case, str) else ""
+)
+def test_each_answer_is_trained_on_as_the_whole_conversation_shows_it(
+    name: str, messages: list[dict[str, Any]], expected: list[str]
+) -> None:
+    assert answers_of(of_maker(name), messages) == expected
+
+
+@MAKERS
+def test_an_answer_of_which_nothing_is_shown_is_counted_and_not_trained_on() -> None:
+    called = [*TOOLS]
+    called[1] = {**called[1], "content": ""}
+    processor, sample = of_maker("qwen2_5_vl"), {"messages": json.dumps(called)}
+    assert answers_of(processor, called) == ["It is 3.<|im_end|>", "Welcome.<|im_end|>"]
+    (bits,) = processor.not_shown([sample])
+    assert isinstance(bits, int)
+    assert counts_of([bits]) == {"tool_calls": 1, "answers": 1}  # type: ignore[arg-type]
+    assert "1 sample has an answer of which nothing is shown" in counts_text({"answers": 1})
+    check_shown(bits, on_dropped="warn")
+    with pytest.raises(DataError, match="does not show the tool calls of the conversation"):
+        check_shown(bits, on_dropped="error")
+    shows_parts = of_maker("idefics3")
+    assert answers_of(shows_parts, TURNS) == []
+    (bits,) = shows_parts.not_shown([{"messages": json.dumps(TURNS)}])
+    with pytest.raises(DataError, match="does not show the answers of the conversation"):
+        check_shown(bits, on_dropped="error")  # type: ignore[arg-type]
+
+
+@MAKERS
+def test_answers_that_lose_their_thoughts_are_counted() -> None:
+    processor = of_maker("qwen3")
+    (bits,) = processor.not_shown([{"messages": json.dumps(THOUGHTS)}])
+    assert counts_of([bits]) == {"reasoning": 1, "thoughts": 1}  # type: ignore[arg-type,list-item]
+    assert "1 answer is trained on without its thoughts: lmms-stream convert --learn each" in counts_text(
+        {"thoughts": 1}
+    )
+
+
+FOUND = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content CUT }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SAID, END = "<|{{ m.role }}|>{{ m.content CUT }}", "<|end|>"
+PROMPT, EACH, NEXT = "{% if add_generation_prompt %}<|assistant|>{% endif %}", "{% for m in messages %}", "{% endfor %}"
+LOOPS = {
+    "a slice": FOUND.replace("in messages", "in messages[:1] + messages[1:]"),
+    "a macro": "{% macro say(m) %}" + SAID + END + "{% endmacro %}" + EACH + "{{ say(m) }}" + NEXT + PROMPT,
+    "an assignment": "{% for i in range(messages | length) %}{% set m = messages[i] %}" + SAID + END + NEXT + PROMPT,
+    "a look ahead": EACH
+    + "{% for o in messages %}{% if o.role == 'x' %}x{% endif %}"
+    + NEXT
+    + SAID
+    + END
+    + NEXT
+    + PROMPT,
+    "the prompt in the loop": EACH + SAID + END + "{% if loop.last %}" + PROMPT + "{% endif %}" + NEXT,
+    "ends that the next message writes": EACH
+    + "{% if not loop.first %}<|end|>{% endif %}"
+    + SAID
+    + NEXT
+    + END
+    + PROMPT,
+}
+CUTS: dict[str, Callable[[str], str]] = {
+    "": str,
+    " | trim": str.strip,
+    ".split('</think>')[-1]": lambda text: text.split("</think>")[-1],
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_answers_are_found_for_any_loop_over_messages_and_any_texts(loop: str) -> None:
+    draws = random.Random(1)
+    for cut, expected in CUTS.items():
+        processor = ChatProcessor(tokenizer(LOOPS[loop].replace(" CUT", cut)))
+        for _ in range(rounds(6, 200)):
+            texts = [
+                "".join(draws.choices(["one", "two", " ", "\n", "<b>", "é", "{", "\U000f0000"], k=4)) for _ in range(4)
+            ]
+            texts[1] = draws.choice(["", "<think>so</think>"]) + texts[1]
+            messages = chat(*zip(["user", "assistant"] * 2, texts, strict=True))
+            assert answers_of(processor, messages) == [expected(text) + "<|end|>" for text in texts[1::2]]
+
+
+def test_where_places_cannot_be_proven_the_beginnings_of_conversations_are_compared() -> None:
+    by_index = (
+        "{% for i in range(messages | length) %}<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    assert trained_on(ChatProcessor(tokenizer(by_index)), TURNS) == "One.<|end|>Two.<|end|>"
+    changing = by_index.replace("<|end|>", "<|end|>{{ messages | length }}")
+    with pytest.raises(DataError, match="changes message 1 when messages follow"):
+        trained_on(ChatProcessor(tokenizer(changing)), TURNS)
+
+
+def test_prompts_that_a_template_changes_are_not_compared() -> None:
+    processor = PreferenceProcessor(tokenizer(DROPS_THOUGHTS))
+    stored = {"prompt": TURNS[:3], "chosen": TURNS[3:], "rejected": chat(("assistant", "No."))}
+    sample = {"messages": json.dumps(stored)}
+    made = processor.process(sample)
+    kept = made["labels"][made["labels"] != IGNORED_LABEL].tolist()
+    assert processor.tokenizer.decode(kept) == "<think></think>Two.<|end|><think></think>No.<|end|>"
+    assert processor.measure(sample) == len(made["input_ids"])
