@@ -238,7 +238,8 @@ class Life:
         nodes = math.lcm(*(self.sources.plan(name).num_canonical_nodes for name in settings.names))
         steps = window_steps(settings.balance, global_batch=settings.global_batch, num_canonical_nodes=nodes)
         first, begin = self.step, dict(self.at)
-        taken, after = [], []
+        taken: list[Any] = []
+        after: list[Any] = []
         starts = {step for step, _ in self.schedule or ()} | {*settings.later}
         while self.step < first + steps and (self.step == first or self.step not in starts):
             in_step = len(taken) % settings.global_batch

@@ -28,6 +28,9 @@ NAMES = "abcd"
 Packs = list[tuple[Read, PackRange]]  # of a step
 
 
+BALANCES: tuple[str | int, ...] = ("deal", "deal", 2, 5, "across_sources")
+
+
 def reads(step: Step) -> list[Read]:
     return [(part.source, part.epoch, pack) for part in step.ranges for pack in range(part.first, part.stop)]
 
@@ -65,9 +68,7 @@ def drawn_settings(random: Random, step: int, old: Settings | None) -> Settings:
         names=tuple(names),
         weights=None if not has_weights else by_step if random.random() < 0.4 else by_step[0],
         max_epochs={name: random.randint(1, 4) for name in names if has_weights and random.random() < 0.7},
-        balance=old.balance
-        if old is not None and stays(0.6)
-        else random.choice(["deal", "deal", 2, 5, "across_sources"]),
+        balance=old.balance if old is not None and stays(0.6) else random.choice(BALANCES),
         global_batch=old.global_batch if old is not None and stays(0.6) else random.randint(1, 7),
         later=later,
     )
