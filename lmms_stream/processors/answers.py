@@ -137,7 +137,7 @@ def _surrounded(text: str, mark: str) -> str:
 
 
 @dataclass(slots=True)
-class Piece:
+class MessageText:
     """Text of a message in a conversation. runs: its spans, without white space. marks: offsets of its own marks."""
 
     runs: list[Span] = field(default_factory=list)
@@ -145,9 +145,9 @@ class Piece:
     is_mixed: bool = False  # with marks of other messages, or with own marks outside
 
 
-def pieces_of(marked: str, mark: str, num_messages: int) -> tuple[str, list[Piece]]:
+def pieces_of(marked: str, mark: str, num_messages: int) -> tuple[str, list[MessageText]]:
     """Return a text without its notes and marks, and the text of each message."""
-    pieces = [Piece() for _ in range(num_messages)]
+    pieces = [MessageText() for _ in range(num_messages)]
     parts = re.split(f"{mark}([.]?)([0-9]*){mark}", marked)
     offset, owner = 0, None
     marks: list[tuple[int, int | None, int]] = []  # offset, owner of the place, message of the mark
@@ -308,12 +308,12 @@ class Finder:
     see ChatTemplate.
     """
 
-    def __init__(self, render: AnyRender, pieces: Callable[..., list[Piece] | None], thoughts: Thoughts):
+    def __init__(self, render: AnyRender, pieces: Callable[..., list[MessageText] | None], thoughts: Thoughts):
         self._render = render
         self._pieces = pieces
         self._thoughts = thoughts
 
-    def spans(self, written: Any, pieces: Sequence[Piece], index: int) -> list[Span] | None:
+    def spans(self, written: Any, pieces: Sequence[MessageText], index: int) -> list[Span] | None:
         """Return the spans of an answer, from the end of its header to its last token; None if they are not proven.
 
         The answer after the last message also has the text after all messages. An answer of which nothing is shown has
@@ -372,14 +372,16 @@ class Finder:
         own = own[: len(own) - len(without[0]) + without[1].runs[-1][1]]  # without the text after all messages
         return behind[len(own) :] if behind.startswith(own) else None
 
-    def _probed(self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False) -> tuple[str, Piece] | None:
+    def _probed(
+        self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False
+    ) -> tuple[str, MessageText] | None:
         """Return the text of messages, and the place of a message in it; None if it is not proven."""
         written = or_error(self._render, messages, prompt=prompt)
         pieces = None if isinstance(written, DataError) else self._pieces(written, prompt=prompt)
         return None if pieces is None else (written.text, pieces[index])
 
 
-def is_shown(message: Mapping[str, Any], text: str, piece: Piece) -> bool:
+def is_shown(message: Mapping[str, Any], text: str, piece: MessageText) -> bool:
     """Return whether anything of an answer is shown, or it is empty."""
     if piece.marks:
         return True
