@@ -151,7 +151,7 @@ def pieces_of(marked: str, mark: str, num_messages: int) -> tuple[str, list[Mess
     parts = re.split(f"{mark}([.]?)([0-9]*){mark}", marked)
     offset, owner = 0, None
     marks: list[tuple[int, int | None, int]] = []  # offset, owner of the place, message of the mark
-    texts = []
+    texts: list[str] = []
     for text, dot, index in zip(parts[::3], ["", *parts[1::3]], ["", *parts[2::3]], strict=True):
         if dot:
             marks.append((offset, owner, int(index)))
@@ -208,7 +208,7 @@ class Thoughts:
     @cached_property
     def _begins_thought(self) -> bool:
         """Whether the generation prompt ends in the tag of a thought."""
-        prompt = or_error(self._render, _PLAIN[:1], prompt=True)
+        prompt: Any = or_error(self._render, _PLAIN[:1], prompt=True)
         found = None if isinstance(prompt, DataError) else _OPENING.search(prompt.text)
         return found is not None and self._is_of_thoughts(f"<{found[1]}>", prompt.text)
 
@@ -375,7 +375,7 @@ class Finder:
         self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False
     ) -> tuple[str, MessageText] | None:
         """Return the text of messages, and the place of a message; None without a proof."""
-        written = or_error(self._render, messages, prompt=prompt)
+        written: Any = or_error(self._render, messages, prompt=prompt)
         pieces = None if isinstance(written, DataError) else self._pieces(written, prompt=prompt)
         return None if pieces is None else (written.text, pieces[index])
 

@@ -21,7 +21,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
-from .answers import REASONING_KEYS, MessageText, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
+from .answers import REASONING_KEYS as REASONING_KEYS
+from .answers import MessageText, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
 from .base import or_error
 from .tokenizers import FastTokenizer, Span
 
