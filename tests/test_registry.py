@@ -15,7 +15,7 @@ from lmms_stream import registry
 from lmms_stream.cli.main import COMMANDS
 from lmms_stream.errors import ConfigError
 from lmms_stream.processes.engine import ENGINES
-from lmms_stream.processors.families.family import FAMILIES
+from lmms_stream.processors.families.registry import FAMILIES
 from lmms_stream.storage.storage import STORES
 from lmms_stream.train.tasks.registry import TASKS
 
@@ -32,7 +32,7 @@ print(*(row["text"] for row in lmms_stream.StreamingDataset(local="riddles")[:])
 LINES = "moon = it shines at night\nrain = it falls and is not hurt\n"
 PARTS = """
 import json
-from lmms_stream.processors.families.family import FAMILIES, family_of_model
+from lmms_stream.processors.families.registry import FAMILIES, family_of_model
 from lmms_stream.train.tasks.registry import build_task
 task = build_task("focal", {"gamma": 1})
 import torch

@@ -2,7 +2,7 @@
 
 The template is compiled again with notes: at each loop over messages, and each assignment of a message in a loop, a
 note in the text says which message is current. In addition, marks surround the texts of each message. A rendering
-proves places only if it equals the plain text without notes and marks.
+proves places only if its text without notes and marks equals the plain text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEADING = re.compile(rf"(?:\s*{_TAG.pattern})*\s*")
 
 
 def functions_of_notes(messages: Sequence[Any], mark: str) -> dict[str, Callable[..., str]]:
-    """Return the functions that a template with notes calls. mark: a character that is not in the plain text."""
+    """Return the functions called by a template with notes. mark: a character missing in the plain text."""
     indices = {id(message): index for index, message in enumerate(messages)}
     # Of each loop that runs: the current message, whether the loop is over messages, and whether it has written notes.
     levels: list[tuple[int | None, bool, bool]] = [(None, True, False)]
@@ -77,7 +77,7 @@ def _call(function: str, *names: str) -> nodes.Output:
 
 
 def unused_mark(text: str) -> str:
-    """Return a character of a private area of Unicode that is not in the text."""
+    """Return a character of a private area of Unicode, missing in the text."""
     return next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in text)
 
 
@@ -137,7 +137,7 @@ def _surrounded(text: str, mark: str) -> str:
 
 
 @dataclass(slots=True)
-class Piece:
+class MessageText:
     """Text of a message in a conversation. runs: its spans, without white space. marks: offsets of its own marks."""
 
     runs: list[Span] = field(default_factory=list)
@@ -145,13 +145,13 @@ class Piece:
     is_mixed: bool = False  # with marks of other messages, or with own marks outside
 
 
-def pieces_of(marked: str, mark: str, num_messages: int) -> tuple[str, list[Piece]]:
+def pieces_of(marked: str, mark: str, num_messages: int) -> tuple[str, list[MessageText]]:
     """Return a text without its notes and marks, and the text of each message."""
-    pieces = [Piece() for _ in range(num_messages)]
+    pieces = [MessageText() for _ in range(num_messages)]
     parts = re.split(f"{mark}([.]?)([0-9]*){mark}", marked)
     offset, owner = 0, None
     marks: list[tuple[int, int | None, int]] = []  # offset, owner of the place, message of the mark
-    texts = []
+    texts: list[str] = []
     for text, dot, index in zip(parts[::3], ["", *parts[1::3]], ["", *parts[2::3]], strict=True):
         if dot:
             marks.append((offset, owner, int(index)))
@@ -208,7 +208,7 @@ class Thoughts:
     @cached_property
     def _begins_thought(self) -> bool:
         """Whether the generation prompt ends in the tag of a thought."""
-        prompt = or_error(self._render, _PLAIN[:1], prompt=True)
+        prompt: Any = or_error(self._render, _PLAIN[:1], prompt=True)
         found = None if isinstance(prompt, DataError) else _OPENING.search(prompt.text)
         return found is not None and self._is_of_thoughts(f"<{found[1]}>", prompt.text)
 
@@ -308,16 +308,15 @@ class Finder:
     see ChatTemplate.
     """
 
-    def __init__(self, render: AnyRender, pieces: Callable[..., list[Piece] | None], thoughts: Thoughts):
+    def __init__(self, render: AnyRender, pieces: Callable[..., list[MessageText] | None], thoughts: Thoughts):
         self._render = render
         self._pieces = pieces
         self._thoughts = thoughts
 
-    def spans(self, written: Any, pieces: Sequence[Piece], index: int) -> list[Span] | None:
-        """Return the spans of an answer, from the end of its header to its last token; None if they are not proven.
+    def spans(self, written: Any, pieces: Sequence[MessageText], index: int) -> list[Span] | None:
+        """Return the spans of an answer, from the end of its header to its last token; None without a proof.
 
-        The answer after the last message also has the text after all messages. An answer of which nothing is shown has
-        no spans.
+        The last message also has the text after all messages. An answer without shown text has no spans.
         """
         messages, piece = written.messages, pieces[index]
         if not is_shown(messages[index], written.text, piece):
@@ -339,7 +338,7 @@ class Finder:
         return [(start, start + len(written.text[start:stop].rstrip())) for start, stop in spans]
 
     def _header(self, text: str, role: str) -> str | None:
-        """Return the header with which the text of an answer begins; None without any. role: of the message before."""
+        """Return the header at the start of an answer's text; None without a header. role: of the message before."""
         prompt = self._prompts.get(role, self._prompts.get("user"))
         if prompt is None or not text.startswith(self._thoughts.head_of(prompt)):
             return None
@@ -354,7 +353,7 @@ class Finder:
 
     @cached_property
     def _ends(self) -> dict[str, str]:
-        """Role of the next message -> the end of an answer that the next message writes."""
+        """Role of the next message -> the end of an answer, written by the next message."""
         return {role: self._end_before(_PROBES[role][-1], _PROBES[last][:2]) for role, last in _ANSWERED.items()}
 
     def _end_before(self, message: Mapping[str, Any], answered: Sequence[Any]) -> str:
@@ -372,14 +371,16 @@ class Finder:
         own = own[: len(own) - len(without[0]) + without[1].runs[-1][1]]  # without the text after all messages
         return behind[len(own) :] if behind.startswith(own) else None
 
-    def _probed(self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False) -> tuple[str, Piece] | None:
-        """Return the text of messages, and the place of a message in it; None if it is not proven."""
-        written = or_error(self._render, messages, prompt=prompt)
+    def _probed(
+        self, messages: Sequence[Any], index: int = -1, *, prompt: bool = False
+    ) -> tuple[str, MessageText] | None:
+        """Return the text of messages, and the place of a message; None without a proof."""
+        written: Any = or_error(self._render, messages, prompt=prompt)
         pieces = None if isinstance(written, DataError) else self._pieces(written, prompt=prompt)
         return None if pieces is None else (written.text, pieces[index])
 
 
-def is_shown(message: Mapping[str, Any], text: str, piece: Piece) -> bool:
+def is_shown(message: Mapping[str, Any], text: str, piece: MessageText) -> bool:
     """Return whether anything of an answer is shown, or it is empty."""
     if piece.marks:
         return True

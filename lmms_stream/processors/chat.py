@@ -69,7 +69,7 @@ class ChatProcessor:
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""
-        texts = [or_error(lambda sample: self._rendered(sample).marked[0], sample) for sample in samples]
+        texts = [or_error(self._text, sample) for sample in samples]
         return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
@@ -79,6 +79,9 @@ class ChatProcessor:
     def first_changed(self, samples: Sequence[Sample]) -> list[int | DataError | None]:
         """See FirstChanged."""
         return [or_error(lambda sample: self._conversations.first_changed(_read(sample)), sample) for sample in samples]
+
+    def _text(self, sample: Sample) -> str:
+        return self._rendered(sample).marked[0]
 
     def process(self, sample: Sample) -> Processed:
         (made,) = self.tokenize_all([sample])

@@ -21,7 +21,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
-from .answers import REASONING_KEYS, Piece, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
+from .answers import REASONING_KEYS as REASONING_KEYS
+from .answers import MessageText, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
 from .base import or_error
 from .tokenizers import FastTokenizer, Span
 
@@ -108,7 +109,7 @@ class ChatTemplate:
 
     def pieces(
         self, written: Written, tools: Sequence[Any] | None = None, *, prompt: bool = False
-    ) -> list[Piece] | None:
+    ) -> list[MessageText] | None:
         """Return the text of each message in a result of `render`; None if the template does not prove the places."""
         mark = unused_mark(written.text)
         messages = with_marks(written.messages, mark)

@@ -303,7 +303,9 @@ class Conversations:
         name = self._name_of_template(chat)
         pieces = self._templates[name].pieces(written, chat.tools)
         by_answer: dict[int, list[Span]] = {}
-        for index in chat.spoken if pieces is not None else ():
+        for index in chat.spoken:
+            if pieces is None:
+                break
             if start is not None and index == len(chat.messages) - 1:
                 by_answer[index] = [(start, len(text.rstrip()))]
                 continue

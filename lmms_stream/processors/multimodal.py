@@ -32,8 +32,9 @@ from .base import (
     through,
 )
 from .conversation import Chat, Conversations, Learn, Parts, Rendered
-from .families.family import Family, FamilyMaker, Layout, family_of
+from .families.family import Family, FamilyMaker, Layout
 from .families.files import ProcessorFiles, read_files
+from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, media_part, sound_of_video, stored_facts, stored_sound
 from .media.types import interval_of, new_memory

@@ -210,8 +210,8 @@ class _Mark(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Content of a conversation that is not shown: kinds as bits of DROPPED; indices of the assistant's messages of
-    which nothing is shown, and of those whose thoughts are not shown.
+    """Content missing in a conversation's text. bits: kinds, of DROPPED. answers: indices of the assistant's messages
+    without any shown text; thoughts: indices of messages without their thoughts.
     """
 
     bits: int

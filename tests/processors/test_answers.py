@@ -113,7 +113,7 @@ def test_an_answer_of_which_nothing_is_shown_is_counted_and_not_trained_on() -> 
 def test_answers_that_lose_their_thoughts_are_counted() -> None:
     processor = of_maker("qwen3")
     (bits,) = processor.not_shown([{"messages": json.dumps(THOUGHTS)}])
-    assert counts_of([bits]) == {"reasoning": 1, "thoughts": 1}  # type: ignore[arg-type,list-item]
+    assert counts_of([bits]) == {"reasoning": 1, "thoughts": 1}  # type: ignore[arg-type]
     assert "1 answer is trained on without its thoughts: lmms-stream convert --learn each" in counts_text(
         {"thoughts": 1}
     )

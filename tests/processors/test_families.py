@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.processors.families.family import Family, family_of
+from lmms_stream.processors.families.family import Family
 from lmms_stream.processors.families.files import read_files
 from lmms_stream.processors.families.qwen3_vl import Qwen3VL
 from lmms_stream.processors.families.qwen_vl import fitting
+from lmms_stream.processors.families.registry import family_of
 from lmms_stream.processors.families.settings import MediaSettings
 from lmms_stream.processors.families.vision import (
     FrameChoice,

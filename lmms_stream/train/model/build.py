@@ -22,7 +22,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ...checks import check_fields
 from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
 from ...processes.own_code import own_code
-from ...processors.families.family import AUTO_CLASS, family_of_model
+from ...processors.families.family import AUTO_CLASS
+from ...processors.families.registry import family_of_model
 from .adapters import add_adapter
 from .attention import Attention, implementations, may_be_set
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
