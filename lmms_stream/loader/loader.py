@@ -492,7 +492,7 @@ def begin_stretch(history: list[dict[str, Any]], stretch: Mapping[str, Any] | No
 
 
 def _settings(stretch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the steps; cursors of earlier releases have no order of the sources."""
+    """Return the settings of the steps; cursors of earlier releases have no order of the sources."""
     cursor, sources = Cursor.from_dict(stretch["cursor"]), stretch["sources"]
     order = [name for name in (cursor.sources if cursor.has_order else sources) if name in sources]
     return {name: value for name, value in stretch.items() if name != "cursor"} | {"order": order}

@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from .kernels.deal import PAD, deal, deal_both, settle
 from .packing import PackRange
 
-WORK_BITS = 61  # work of a list of packs: the kernel marks ranks that have all their packs with 2**62
+WORK_BITS = 61  # work of a list of packs: the kernel marks ranks with all their packs by 2**62
 SHARE_BITS = 30  # a pack's share of its list's cost is in units of 2**-30
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, for a hidden size of 2048
 
@@ -192,7 +192,7 @@ def deal_lists(
 
 
 def _scaled(costs: NDArray[np.int64], lists: NDArray[np.int64], num_lists: int) -> NDArray[np.int64]:
-    """Return costs with a sum of less than 2**WORK_BITS in each list: those of longer lists in larger units."""
+    """Return costs with a sum of less than 2**WORK_BITS in each list, in larger units for longer lists."""
     totals = np.bincount(lists, weights=costs, minlength=num_lists)
     too_long = np.maximum(0, np.frexp(totals)[1] - WORK_BITS).astype(np.int64)
     return costs >> too_long[lists] if too_long.any() else costs

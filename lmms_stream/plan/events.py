@@ -190,7 +190,7 @@ def part_with(pack: SourceRange, mixture: TurnTaking, cursor: Cursor, *, global_
 
 
 def last_step_of(source: str, mixture: TurnTaking, cursor: Cursor, *, global_batch: int, end: int) -> int | None:
-    """Return the step before `end` with the last pack of a source that max_epochs ends; None without such a step."""
+    """Return the step before `end` with the last pack of a source ended by max_epochs; None without any."""
     part: Part | None = None
     stop = end + mixture.steps_of_window(cursor, global_batch=global_batch)
     events = Events(mixture, cursor, global_batch=global_batch, stop=stop)

@@ -1,4 +1,4 @@
-"""Several sources that take turns. plans + weights + positions -> packs in turn; arithmetic only.
+"""Several sources taking turns. plans + weights + positions -> packs in turn; arithmetic only.
 
 A pack holds samples of one source, perhaps of several streams (see PackPlan), and packs are nearly full: shares of
 packs are shares of tokens. The sources take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete
@@ -202,7 +202,7 @@ class TurnTaking:
         return 0
 
     def window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
-        """Return the window that begins at a cursor without a window; None without windows or packs."""
+        """Return the window beginning at a cursor without a window; None without windows or packs."""
         return None
 
     def take_in_window(

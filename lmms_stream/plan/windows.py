@@ -180,7 +180,7 @@ class WindowedMixture(Mixture):
 
     @cached_property
     def _mix(self) -> str:
-        """All that decides the turns of the sources but their order, as text."""
+        """Settings of the turns of the sources, without their order, as text."""
         return json.dumps([self.listed_weights, dict(self.max_epochs)], sort_keys=True)
 
     def _mixture_of(self, window: WindowCursor) -> Mixture:

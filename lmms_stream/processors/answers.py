@@ -125,7 +125,7 @@ def _marked_leaves(value: Any, mark: str) -> Any:
 
 
 def _marked(text: str, mark: str) -> str:
-    """Return a text with marks around each part between tags of thoughts; tags and space at its ends stay outside."""
+    """Return a text with marks around each part between tags of thoughts; tags and outer space stay outside."""
     return "".join(_surrounded(part, mark) for part in _THOUGHT_TAG.split(text))
 
 
@@ -286,7 +286,7 @@ def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tu
     return "".join(thoughts), said if closing else "\n\n" + content.lstrip()
 
 
-# Answers in a whole conversation, and the probes that find where they begin.
+# Answers in a whole conversation, and probes for their first characters.
 
 _QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": "zqx"}}}

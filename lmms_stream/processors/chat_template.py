@@ -216,7 +216,7 @@ def _with_null_calls(messages: Messages) -> Messages:
 
 
 def _num_calls(written: Written) -> int:
-    """Number of times that a text names the functions of its calls."""
+    """Number of functions of calls named by a text."""
     calls = [call for each in written.messages for call in each.get("tool_calls") or () if isinstance(call, dict)]
     names = {str(function.get("name")) for call in calls if isinstance(function := call.get("function", call), dict)}
     return sum(map(written.text.count, names))

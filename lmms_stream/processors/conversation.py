@@ -116,11 +116,11 @@ class Conversations:
         return text if prompt else self._ended(chat, text, spans)
 
     def unshown(self, chat: Chat) -> frozenset[int]:
-        """Return the indices of the assistant's messages of which the template shows nothing."""
+        """Return the indices of the assistant's messages left out by the template."""
         return self._not_shown.of(chat.messages, chat.tools).answers
 
     def beginning(self, chat: Chat) -> str:
-        """Return the text of a chat before its first answer that is trained on; "" if it is unknown."""
+        """Return the text of a chat before the first trained answer; "" if unknown."""
         rendered = or_error(self.rendered, chat)
         if isinstance(rendered, DataError):
             return ""
