@@ -44,15 +44,14 @@ S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 
 
 def pytest_configure() -> None:
-    """Let all processes that tests start log their collectives; see tests/guard."""
-    os.environ.setdefault(COLLECTIVES, tempfile.mkdtemp(prefix="collectives-"))
+    """Let all processes that tests start log their collectives, in a folder of this process; see tests/guard."""
+    os.environ[COLLECTIVES] = tempfile.mkdtemp(prefix="collectives-")
     paths = [str(Path(__file__).parent / "guard"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def pytest_unconfigure() -> None:
-    if Path(folder := os.environ[COLLECTIVES]).name.startswith("collectives-"):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(os.environ[COLLECTIVES], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
