@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from .launcher import environment_of
 
-TIMEOUT = datetime.timedelta(seconds=60)
+TIMEOUT = datetime.timedelta(seconds=40)
 
 
 def read_epoch(data: str, *, has_group: bool, otherwise: str) -> dict[str, Any]:
@@ -81,6 +82,13 @@ def read_epoch(data: str, *, has_group: bool, otherwise: str) -> dict[str, Any]:
     return {"steps": steps, "state": loader.state_dict()}
 
 
+def meet(store: TCPStore, key: str, num_ranks: int) -> None:
+    """Wait for all ranks, up to the limit of the job."""
+    store.add(key, 1)
+    while store.add(key, 0) < num_ranks:
+        time.sleep(0.02)
+
+
 def run(name: str, case: dict[str, Any], data: str, rank: int, store: TCPStore) -> dict[str, Any]:
     """What a rank of a case read, or its error."""
     world = World(rank=rank, world_size=sum(case["nodes"]), ranks_per_node=case["nodes"])
@@ -89,7 +97,9 @@ def run(name: str, case: dict[str, Any], data: str, rank: int, store: TCPStore) 
     if has_group:
         store.set_timeout(TIMEOUT)
         own = PrefixStore(name, store)
+        meet(store, f"{name} begins", world.world_size)  # others may still wait in the case before, as long as TIMEOUT
         dist.init_process_group("gloo", store=own, rank=rank, world_size=world.world_size, timeout=TIMEOUT)
+        meet(store, f"{name} is connected", world.world_size)  # a rank that is refused at once closes its connections
     try:
         return read_epoch(data, has_group=has_group, otherwise=case["otherwise"])
     except (LmmsStreamError, RuntimeError) as error:  # RuntimeError: a rank of the group has ended

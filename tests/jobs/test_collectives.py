@@ -62,7 +62,7 @@ def test_own_loops_prove_isolation_on_all_ranks_whatever_their_packs_hold(unlike
         ("allgather_base", "model/isolation.py"),
     ):
         assert re.search(rf"^{collective} float\S+: {site}:\d+ ", training, re.MULTILINE), training
-    assert "thread AsyncCheckpoint" in writing
+    assert "thread lmms_stream-checkpoint" in writing
 
 
 def test_a_proof_that_only_some_ranks_make_is_named_with_both_call_sites(unlike_packs: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lmms_stream.errors import TrainingError
-from lmms_stream.train.report.train_log import read_log
+from lmms_stream.train.report.train_log import history, read_log
 from lmms_stream.train.run.distributed import (
     cpu_group,
     end_distributed,
@@ -39,7 +39,7 @@ def test_a_trainer_evaluates_before_it_resumes_and_after_it_has_trained(run: Pat
     trainer = trainer_of(run, "train.max_steps=4")
     before = trainer.evaluate()
     trainer.train()
-    logged = [record["eval_loss"] for record in read_log(tmp_path / "default") if "eval_loss" in record]
+    logged = [record["eval_loss"] for record in history(read_log(tmp_path / "default")).evaluations]
     assert [first.evaluate()["eval_loss"], trainer.evaluate()["eval_loss"]] == logged
     assert before["eval_loss"] not in logged
 

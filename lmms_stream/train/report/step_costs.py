@@ -32,7 +32,7 @@ _OPERATIONS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzer
 # Functions of this project that read tensors in host memory.
 _ON_HOST = {
     "count_step", "gather", "units", "check_tokens", "check_lengths", "join", "seed_step", "record",
-    "total", "agree", "_gathered_ids", "ids_on_host", "_attend", "router_loss",
+    "total", "agree", "_gathered_ids", "ids_on_host", "digest_words", "_attend", "router_loss",
 }  # fmt: skip
 _HOME = str(Path(__file__).parents[2])
 
