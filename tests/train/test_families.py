@@ -41,7 +41,7 @@ from .vision import plain_inputs
 CPU = torch.device("cpu")
 # What ranks gather together: blocks, and what joins a tower to the text.
 BLOCKS = re.compile(r"((^|\.)(layers?|blocks|\w*merger_list)\.\d+|(^|\.)(\w*merger|\w*projector|connector))$")
-UNUSED = re.compile(r"audio_bos_eos_token\.weight|(vision_model\.)?(head|post_layernorm)\..*")  # in no logits of transformers
+UNUSED = re.compile(r"audio_bos_eos_token\.weight|(vision_model\.)?(head|post_layernorm)\..*")  # in no logits
 
 
 # In short rounds these are tried in each attention, the others in the first.
