@@ -30,7 +30,8 @@ from .fork_server import check_main_guard, start_context
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_READS_BY_TRANSFORMERS, _SLOW = b"lmms_stream.processors.families.installed", "transformers.models.auto.processing_auto"
+_SLOW = "transformers.models.auto.processing_auto"  # to import: some 5 CPU seconds
+_NEEDS_SLOW = b"lmms_stream.processors.families.installed"  # module of a class in a pickled job
 _ENDS_S = 10.0  # until a killed worker, or a worker with a closed pipe, has ended
 Job = Callable[[Task, Callable[[int], None]], Result]  # function of a task and of a callback for progress
 
@@ -199,7 +200,7 @@ class _Workers:
 
     def __init__(self, job: Any, pickled: bytes, num_workers: int):
         # The server imports the workers' modules once: the job's module, and the slow one that its processor needs.
-        self._needed = [type(job).__module__, *([_SLOW] if _READS_BY_TRANSFORMERS in pickled else [])]
+        self._needed = [type(job).__module__, *([_SLOW] if _NEEDS_SLOW in pickled else [])]
         self._told = (pickled, dict(os.environ))
         self._num_workers = num_workers
         self._workers: dict[connection.Connection, BaseProcess] = {}

@@ -14,6 +14,7 @@ import soundfile
 import torch
 import transformers
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processes.pool import _NEEDS_SLOW
 from lmms_stream.processors import ProcessorConfig
 from lmms_stream.processors.base import Measured, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
@@ -86,6 +87,13 @@ def test_tokens_and_tensors_of_any_processor_are_its_own(name: str, processors: 
                 DataError, match=r"it has 2 images, and the processor of .* reads several together differently"
             ):
                 processor.measure(stored(("user", media * 2), ("assistant", "so")))
+
+
+def test_a_server_of_workers_imports_transformers_for_processors_of_transformers_alone(
+    processors: dict[str, MultimodalProcessor], chat_processor: ChatProcessor
+) -> None:
+    assert all(_NEEDS_SLOW in pickle.dumps(processor) for processor in processors.values())
+    assert _NEEDS_SLOW not in pickle.dumps(chat_processor)
 
 
 @pytest.mark.parametrize("name", NAMES)
