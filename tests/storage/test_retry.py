@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -59,17 +58,16 @@ def test_a_request_that_hangs_is_left_behind_in_time_and_ends_when_it_looks() ->
     hanging, ended = threading.Event(), threading.Event()
 
     def action(proceed: Callable[[], None]) -> int:
-        hanging.wait(30)
+        hanging.wait(240)
         try:
             proceed()
         finally:
             ended.set()
         return 1
 
-    started = time.monotonic()
     with pytest.raises(StorageError, match=r"s3://b/k: no complete answer within 0\.2 s \(attempt 1\): check"):
         run(action, timeout_s=0.2)
-    assert time.monotonic() - started < 10
+    assert not ended.is_set()
     hanging.set()
     assert ended.wait(10)
 
