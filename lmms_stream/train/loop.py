@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -59,6 +59,7 @@ class Loop:
         self._trained_on = TrainedOn(trainer.loader.sources)
         self._losses = 0.0  # sum of losses of logged steps
         self._unread: UnreadStep | None = None  # the latest step
+        self._unwritten: Callable[[], dict[str, Any]] | None = None  # makes the record that ends with this step
         self._batches: list[Batch] = []  # batches of the latest step
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
@@ -92,9 +93,9 @@ class Loop:
         """Finish the run: last log, save and best model; return its output."""
         trainer = self.trainer
         self._trained_on.end()
-        self.read()
         if self._flow.logs_the_end:
             self.log()
+        self.read()
         if self._flow.saves_the_end and self._saved != self._step:
             self._save()
         best = trainer.best.checkpoint
@@ -141,6 +142,7 @@ class Loop:
     def _end_epoch(self) -> None:
         trainer = self.trainer
         self._in_epoch = False
+        self.read()
         self._flow.end_epoch(trainer.callbacks.control, epoch=trainer.data.epoch)
         trainer.callbacks.call("on_epoch_end")
         trainer.callbacks.agree()
@@ -250,14 +252,20 @@ class Loop:
         trainer.optimizer.zero_grad()
 
     def read(self) -> None:
-        """Count the gradient norm and the losses of the latest step, unless they are counted; wait for them.
+        """Count the gradient norm and the losses of the latest step, and write its record; wait for the step.
 
-        A step is read once the next is queued, or before a log or a save.
+        A step is read once the next is queued, or before an evaluation, a save, or a callback that needs the record.
         """
-        if self._unread is None:
-            return
+        if self._unread is not None:
+            unread, self._unread = self._unread, None
+            self._count(unread)
+        if self._unwritten is not None:
+            make, self._unwritten = self._unwritten, None
+            self._write(make())
+
+    def _count(self, unread: UnreadStep) -> None:
         trainer, counts = self.trainer, self.trainer.counts
-        (reading, units, step, is_trained_on), self._unread = self._unread, None
+        reading, units, step, is_trained_on = unread
         grad_norm, losses = reading.values
         trainer.meter.end_step(losses, units, grad_norm=grad_norm)
         self._alerts.end_reading(grad_norm)
@@ -313,21 +321,27 @@ class Loop:
         raise StoppedError(f"told to stop by a signal: step {self._step} is saved, {remedy}{pending}")
 
     def log(self) -> None:
-        """Write the record of the steps since the last record, if any."""
+        """End the record of the steps since the last record, if any; `read` writes the record."""
         trainer, counts = self.trainer, self.trainer.counts
         trainer.callbacks.control.should_log = False
         if self._logged == self._step:
             return
         self._logged = self._step
-        self.read()
-        record: dict[str, Any] = {
+        figures, learning_rate = trainer.meter.end_record(), self._learning_rate
+        self._unwritten = lambda: {
             "step": self._step,
-            **trainer.meter.record(),
-            "learning_rate": self._learning_rate,
+            **figures(),
+            "learning_rate": learning_rate,
             "tokens_seen": counts.tokens_seen,
             "samples_seen": counts.samples_seen,
             "num_skipped_steps": counts.num_skipped_steps,
         }
+        if trainer.callbacks.reads_records or self._unread is None:
+            self.read()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Complete and write a record, while the counts of the run are still those of its last step."""
+        trainer = self.trainer
         self._losses += record["loss"] * record["num_steps"]
         if trainer.config.log_sample_ids:
             record["sample_ids"] = self._sample_ids()
@@ -356,6 +370,7 @@ class Loop:
         trainer.callbacks.control.should_evaluate = False
         if not trainer.data.evaluations:
             raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: pass one")
+        self.read()
         metrics: Mapping[str, float] | None = None
         with suppress(StoppedError), trainer.phases.doing("evaluate"), trainer.meter.aside():
             with trainer.phases.until(self._stop):

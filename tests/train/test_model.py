@@ -147,7 +147,7 @@ def test_parameters_are_frozen_by_patterns_of_their_names() -> None:
     away = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert "model.embed_tokens.weight" in away  # tied to the head
     assert {name.split(".")[2] for name in away if ".layers." in name} == {"0"}
-    with pytest.raises(ConfigError, match=r"train.frozen 'layers.9' matches no parameter: they are named like 'model."):
+    with pytest.raises(ConfigError, match=r"train.frozen 'layers.9' matches no parameter: the nearest name is '"):
         freeze(model, ["layers.9"])
     with pytest.raises(ConfigError, match=r"train.frozen \['\*'\] leaves nothing to train"):
         freeze(model, ["*"])

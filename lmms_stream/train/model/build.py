@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +23,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...checks import check_fields
-from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
+from ...errors import ConfigError, LmmsStreamError, did_you_mean, if_folder_of_lfs_pointers
 from ...processes.own_code import own_code
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
-from .adapters import add_adapter
+from .adapters import new_peft_model, take_adapter
 from .attention import Attention, implementations, may_be_set
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
 
@@ -233,7 +236,7 @@ class ModelConfig:
                 use_liger_kernels(model)
             if self.adapter is not None:
                 with torch.device("cpu") if empty is None else empty:
-                    model = add_adapter(model, self.adapter)
+                    model = take_adapter(new_peft_model(model, self.adapter))
         return model
 
     def _build(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:
@@ -252,6 +255,8 @@ class ModelConfig:
             import_module(".slow_fast", __package__).with_slow_frames(config, self.slow_every)
         own = own or class_of_slow_frames(config.to_dict())
         auto, model_class = (None, own) if own is not None else self._classes(config)
+        if self.config is not None:
+            check_keys(self.config, config, model_class)
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
         options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
@@ -356,6 +361,62 @@ def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
     return import_module(".slow_fast", __package__).LlavaOnevisionForConditionalGeneration
 
 
+def check_keys(
+    fields: Mapping[str, Any], config: PretrainedConfig, model_class: type, *, prefix: str = "model.config."
+) -> None:
+    """Raise ConfigError for a field that the config's class does not declare, and no code of class or model reads.
+
+    The field of a part may stand among the fields of the whole if the config passes its value to the part.
+    """
+    parts = {name: each for name, each in vars(config).items() if hasattr(each, "sub_configs")}
+    own, read = _declared(type(config)), _read_names(type(config)) | _read_names(model_class)
+    for name, value in fields.items():
+        of_parts = {part: each for part, each in parts.items() if name in _declared(type(each))}
+        if name in parts and isinstance(value, Mapping):
+            check_keys(value, parts[name], model_class, prefix=f"{prefix}{name}.")
+            continue
+        is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
+        if of_parts and not is_passed:
+            raise ConfigError(f"{prefix}{name} reaches nothing: write {prefix}{next(iter(of_parts))}.{name}")
+        if not is_passed and name not in read and name != "model_type":
+            raise ConfigError(
+                f"{prefix}{name} reaches nothing: {type(config).__name__} does not declare it, and the model's code "
+                f"does not read it: {did_you_mean(name, own | {'rope_theta', 'rope_scaling'})}"
+            )
+        _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
+
+
+def _check_rope(name: str, value: Any, read: set[str]) -> None:
+    """Raise ConfigError for an option of rotary positions that no code reads; a kind of layers may have its own."""
+    if not isinstance(value, Mapping) or not name.rpartition(".")[2].startswith("rope_"):
+        return
+    known = read | _read_names(import_module("transformers.modeling_rope_utils"))
+    for option, each in value.items():
+        if option not in known:
+            raise ConfigError(f"{name}.{option} reaches nothing: {did_you_mean(option, known)}")
+        _check_rope(name, each, known)
+
+
+@cache
+def _declared(config_class: Any) -> set[str]:
+    """Return the fields that a config class declares, by any name, with attributes set by its constructor."""
+    names = {name for base in config_class.__mro__ for name in inspect.signature(base.__init__).parameters}
+    with suppress(*_UNBUILT):  # some classes need arguments
+        names |= vars(config_class()).keys()
+    return {*names, *config_class.attribute_map, *config_class.sub_configs} - {"self", "args", "kwargs"}
+
+
+_READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,] ?)\"(\w+)\"")
+
+
+@cache
+def _read_names(code: Any) -> set[str]:
+    """Return the names of fields and options in the source of a module, or of the modules of a class and its bases."""
+    modules = {each.__module__ for each in code.__mro__[:-1]} if isinstance(code, type) else {code.__name__}
+    found = [pair for module in modules for pair in _READ.findall(inspect.getsource(sys.modules[module]))]
+    return {name for pair in found for name in pair if name}
+
+
 def check_config(config: PretrainedConfig) -> None:
     """Raise ConfigError for a model with quantised weights."""
     quantization = getattr(config, "quantization_config", None)
@@ -431,6 +492,10 @@ def build_diffusers(
     if pretrained is not None and not is_empty:
         loaded: torch.nn.Module = kind.from_pretrained(pretrained, torch_dtype=dtype)
         return loaded
+    known = {name for name in inspect.signature(kind.__init__).parameters if name != "self"}
+    for name in config if pretrained is None else ():
+        if name not in known and not name.startswith("_"):
+            raise ConfigError(f"model.config.{name} reaches nothing: {did_you_mean(name, known)}")
     with torch.device("meta" if is_empty else "cpu"):
         made: torch.nn.Module = kind.from_config(dict(config))
     return made.to(dtype)
