@@ -19,7 +19,7 @@ from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .report.train_log import StepDigests, digest_words
-from .run.counts import StepReading, TrainedOn, Votes, agree
+from .run.counts import StepReading, TrainedOn, Unreached, Votes, agree
 from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
@@ -28,10 +28,11 @@ from .trainer_state import state_of
 
 
 class UnreadStep(NamedTuple):
-    """A step whose values the host has not read. units: of each logged objective, over all ranks."""
+    """A step whose values the host has not read. units, media: of each logged objective and kind, over all ranks."""
 
     reading: StepReading
     units: list[float]
+    media: list[float]
     step: int
     is_trained_on: bool
 
@@ -57,6 +58,7 @@ class Loop:
         self._logged = trainer.counts.step
         self._saved = trainer.counts.step or -1  # a resumed run has the checkpoint of this step
         self._trained_on = TrainedOn(trainer.loader.sources)
+        self._unreached = Unreached(trainer.model, trainer.config.groups)
         self._losses = 0.0  # sum of losses of logged steps
         self._unread: UnreadStep | None = None  # the latest step
         self._unwritten: Callable[[], dict[str, Any]] | None = None  # makes the record that ends with this step
@@ -181,7 +183,7 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
-            words = digest_words(batches)
+            words, media = digest_words(batches), self._unreached.media(batches)
             agreed = agree(
                 Votes(
                     stop=self._stop.is_received,
@@ -189,13 +191,18 @@ class Loop:
                     save_due=self._clock.is_due,
                     trace_due=trainer.run_log.takes_trace(),
                 ),
-                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches), *words],
+                [*trainer.steps.units(batches), *media, *trainer.steps.of_sources(batches), *words],
                 trainer.meter.count(batches),
                 world=trainer.world,
             )
             everyone = trainer.meter.add(agreed.counts)
         num_objectives = len(trainer.steps.objectives)
-        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives : -len(words)]
+        first = num_objectives + len(media)
+        units, media, of_sources = (
+            agreed.units[:num_objectives],
+            agreed.units[num_objectives:first],
+            agreed.units[first : -len(words)],
+        )
         num_units = sum(trainer.steps.units_of_logged(units))
         is_trained_on = self._trained_on.take(
             num_units, [*zip(of_sources[::2], of_sources[1::2], strict=True)], step=counts.step + 1
@@ -211,12 +218,13 @@ class Loop:
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
         self._learning_rate = trainer.schedule.learning_rate
+        of_groups = self._unreached.norms(media)
         grad_norm = self._grad_norm()
-        reading = StepReading(grad_norm, losses)
+        reading = StepReading(grad_norm, losses, of_groups)
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
         self.read()  # the step before, while the device does this one
         counts.step += 1
-        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), counts.step, is_trained_on)
+        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), media, counts.step, is_trained_on)
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
@@ -265,8 +273,10 @@ class Loop:
 
     def _count(self, unread: UnreadStep) -> None:
         trainer, counts = self.trainer, self.trainer.counts
-        reading, units, step, is_trained_on = unread
-        grad_norm, losses = reading.values
+        reading, units, media, step, is_trained_on = unread
+        grad_norm, losses, of_groups = reading.values
+        if is_trained_on:
+            self._unreached.take(of_groups, media, step=step, world=trainer.world)
         trainer.meter.end_step(losses, units, grad_norm=grad_norm)
         self._alerts.end_reading(grad_norm)
         if is_trained_on and not math.isfinite(grad_norm):

@@ -63,7 +63,7 @@ def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
 
 def test_the_norm_and_the_losses_are_read_as_they_are() -> None:
     losses = torch.tensor([[[0.1, 1e300], [3.0, 0.0]]], dtype=torch.float64)
-    norm, found = StepReading(torch.tensor(0.1), losses).values
+    norm, found, _ = StepReading(torch.tensor(0.1), losses).values
     assert norm == float(torch.tensor(0.1))
     assert torch.equal(found, losses)
     assert math.isnan(StepReading(torch.tensor(math.nan), losses).values[0])

@@ -43,7 +43,7 @@ _REFUSED = {
 }
 # Options of adapters that peft's own forward or loss, or a call of the user, would carry out: option -> reason.
 _REFUSED_OPTIONS = {
-    "alora_invocation_tokens": "finds the tokens in each sequence by peft's own forward, and is a LoRA of all tokens here",
+    "alora_invocation_tokens": "finds tokens in each sequence by peft's own forward, and is a LoRA of all tokens here",
     "arrow_config": "chooses between several adapters, and a run trains a single one",
     "kasa_config": "adds a loss of the adapter, which the task's loss does not have",
     "monteclora_config": "adds a loss of the adapter, which the task's loss does not have",

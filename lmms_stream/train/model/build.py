@@ -204,7 +204,7 @@ class ModelConfig:
         from transformers import GenerationConfig
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        model = source._made(_parameters_on_meta() if is_first else torch.device("meta"))
+        model = source._made(parameters_on_meta() if is_first else torch.device("meta"))
         model.tie_weights()  # empty parameters were untied
         if self.pretrained is not None:  # from_pretrained writes dtype to all configs, from_config does not
             of_parts = (getattr(model.config, name, None) for name in model.config.sub_configs)
@@ -320,7 +320,7 @@ class ModelConfig:
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Make new modules' parameters on the meta device, and their buffers with values."""
 
     def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:

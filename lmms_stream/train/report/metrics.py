@@ -385,7 +385,9 @@ class Meter:
 
         def record() -> dict[str, Any]:
             # The last step of a GPU ends when its values have arrived, here.
-            return self._record(window, figures, graphs, [*fetched], memory, now if self._device.type == "cpu" else None)
+            return self._record(
+                window, figures, graphs, [*fetched], memory, now if self._device.type == "cpu" else None
+            )
 
         return record
 
