@@ -321,8 +321,8 @@ Q_PROJ: dict[str, Any] = {"target_modules": ["q_proj"]}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"r": 4, "ranks": 2}, "model.adapter has 'ranks', which no LoraConfig has: leave it out"),
-        ({"r": 4, "lora_alfa": 2}, "model.adapter has 'lora_alfa', .*: did you mean 'lora_alpha'"),
+        ({"r": 4, "ranks": 2}, "model.adapter has 'ranks', which no LoraConfig has: the nearest is 'rank"),
+        ({"r": 4, "lora_alfa": 2}, "model.adapter has 'lora_alfa', .*: the nearest is 'lora_alpha'"),
         ({"target_modules": ["q_proj", "k_projj"]}, "target_modules has 'k_projj', .*: did you mean 'k_proj'"),
         ({**Q_PROJ, "modules_to_save": ["lm_heads"]}, "modules_to_save has 'lm_heads', .*: did you mean 'lm_head'"),
         ({**Q_PROJ, "modules_to_save": "lm_head"}, r"modules_to_save is 'lm_head': write a list, \[lm_head\]"),

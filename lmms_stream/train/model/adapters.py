@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from ...errors import ConfigError, LmmsStreamError, did_you_mean
+from ...errors import ConfigError, LmmsStreamError, did_you_mean, nearest_name
 from ..run.distributed import from_rank_0
 from .pretrained import PretrainedTensors
 
@@ -108,7 +108,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     known = [] if kind is None else [each.name for each in fields(kind)]
     for name in options if known else ():
         if name not in known:
-            raise ConfigError(f"model.adapter has {name!r}, which no {kind.__name__} has: {did_you_mean(name, known)}")
+            remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(name, known)!r}")
+            raise ConfigError(f"model.adapter has {name!r}, which no {kind.__name__} has: {remedy}")
     if options.get("init_lora_weights") == "eva":
         raise ConfigError("init_lora_weights eva of an adapter reads data in a call before training: choose another")
 
@@ -145,7 +146,8 @@ def _check_names(
         for name in [names] if isinstance(names, str | int) else sorted(names):
             if not matches(str(name)):
                 known = parameters if option == "target_parameters" else tails
-                remedy = did_you_mean(name, [each for each in known if each.isdigit() == isinstance(name, int)])
+                known = [each for each in known if each and each.isdigit() == isinstance(name, int)]
+                remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(str(name), known)!r}")
                 raise ConfigError(f"model.adapter {option} has {name!r}, which matches nothing in the model: {remedy}")
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...checks import check_fields
-from ...errors import ConfigError, LmmsStreamError, did_you_mean, if_folder_of_lfs_pointers
+from ...errors import ConfigError, LmmsStreamError, did_you_mean, if_folder_of_lfs_pointers, nearest_name
 from ...processes.own_code import own_code
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
@@ -377,11 +377,15 @@ def check_keys(
             continue
         is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
         if of_parts and not is_passed:
-            raise ConfigError(f"{prefix}{name} reaches nothing: write {prefix}{next(iter(of_parts))}.{name}")
+            raise ConfigError(
+                f"{prefix}{name} reaches nothing: write {' or '.join(f'{prefix}{part}.{name}' for part in of_parts)}"
+            )
         if not is_passed and name not in read and name != "model_type":
+            known = own | {"rope_theta", "rope_scaling"}
+            remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(name, known)!r}")
             raise ConfigError(
                 f"{prefix}{name} reaches nothing: {type(config).__name__} does not declare it, and the model's code "
-                f"does not read it: {did_you_mean(name, own | {'rope_theta', 'rope_scaling'})}"
+                f"does not read it: {remedy}"
             )
         _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
 
