@@ -42,7 +42,6 @@ from .weight_files import (
     chosen,
     empty_model,
     prove_written,
-    rounding_of,
     save_config,
     shell_of,
     weights_or_average,
@@ -222,8 +221,7 @@ def _write_weights(
         fill({name: tensor})
         return tensor
 
-    written = written_in(made, found, trust_remote_code)
-    prove_written(made, unwritten, read, *written, rounding=rounding_of(saved.empty.values()))
+    prove_written(made, unwritten, read, *written_in(made, found, trust_remote_code))
 
 
 def _empty(stored: Mapping[str, TensorStorageMetadata], dtype: Dtype | None) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -16,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from ...errors import CheckpointError
 from ...versions.transformers import without_progress
 from ..model.adapters import Adapter, adapter_of, add_adapter, base_digest, name_under, peft_model, take_adapter
-from ..model.build import parameters_on_meta
 from ..model.pretrained import PretrainedTensors, WholeOnlyError, find_tensors
 from .store import ADAPTER_NAME, BASE_CONFIGS, METADATA_NAME, Checkpoint, Dtype, Target
 from .tensors import files_with, read_metadata, read_tensors, stored_tensors, tied_names
@@ -26,7 +26,6 @@ from .weight_files import (
     empty_model,
     model_class_of,
     prove_written,
-    rounding_of,
     save_config,
     shell_of,
     weights_or_average,
@@ -78,46 +77,27 @@ def write_adapter(
 
 
 def _prove_adapter(
-    made: Path,
-    found: Checkpoint,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, torch.Tensor],
-    trust_remote_code: bool,
+    made: Path, found: Checkpoint, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], trusts: bool
 ) -> None:
     """Prove a written adapter, on a base model with drawn weights; see prove_written."""
     of_file = load_file(made / "adapter_model.safetensors")
-    of_folder = {
-        **json.loads((made / ADAPTER_NAME).read_text()),
-        "inference_mode": False,
-        "base_model_name_or_path": None,
-    }
-    model, written = (_with_adapter(shell_of(made, found, trust_remote_code), each) for each in (config, of_folder))
+    of_folder = json.loads((made / ADAPTER_NAME).read_text()) | {"inference_mode": False}
+    del of_folder["base_model_name_or_path"]
+    model, written = (add_adapter(shell_of(made, found, trusts), each) for each in (config, of_folder))
     adapter = adapter_of(written)
     assert adapter is not None
-    named = {name: of_file.get(f"{_PREFIX}{key}") for name, key in adapter.tensors.items()}
-    if missing := [name for name, tensor in named.items() if tensor is None]:
+    if missing := sorted(key for key in adapter.tensors.values() if f"{_PREFIX}{key}" not in of_file):
         raise CheckpointError(f"{found.where}: {missing[0]} was not written: export again")
+    named = {name: of_file[f"{_PREFIX}{key}"] for name, key in adapter.tensors.items()}
+    shapes = model.state_dict()
 
-    def reader(own: Mapping[str, Any], empty: Mapping[str, torch.Tensor]) -> Read:
-        return lambda name: own[name] if name in own else _drawn(name_under(name), empty[name])
+    def read(own: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        if name in own:
+            return own[name]
+        drawn = torch.Generator().manual_seed(crc32(name_under(name).encode()))
+        return (torch.rand(shapes[name].shape, generator=drawn) / 8).to(shapes[name].dtype)
 
-    prove_written(
-        made,
-        model, reader(tensors, model.state_dict()), written, reader(named, written.state_dict()),
-        rounding=rounding_of(of_file.values()),
-    )  # fmt: skip
-
-
-def _drawn(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Return values of a tensor drawn by its name."""
-    if not like.is_floating_point():
-        return torch.zeros(like.shape, dtype=like.dtype)
-    return torch.rand(like.shape, generator=torch.Generator().manual_seed(crc32(name.encode()))) / 8
-
-
-def _with_adapter(model: PreTrainedModel, config: Mapping[str, Any]) -> PreTrainedModel:
-    with parameters_on_meta():
-        return add_adapter(model, config)
+    prove_written(made, model, partial(read, tensors), written, partial(read, named))
 
 
 class _Parts(NamedTuple):
@@ -143,7 +123,7 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
 
     check_by_parts(parts.config)
     base, model = empty(), add_adapter(empty(), parts.config)
-    unwritten = _with_adapter(shell_of(made, found, parts.trust_remote_code), parts.config)
+    unwritten = add_adapter(shell_of(made, found, parts.trust_remote_code), parts.config)
     of_base = find_tensors(parts.base, base)
     read = _reader(model, found, target, average=parts.average)
     merged = MergedTensors(base, model, of_base=of_base, of_adapter=lambda name: read([name])[name])
@@ -151,12 +131,7 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
     if splits_tied(base, model):
         untie(base)
     write_merged(made, base, merged, dtype=dtype)
-    _prove_merged(parts, unwritten, merged.read_unmerged, rounding_of(base.state_dict().values()))
-
-
-def _prove_merged(parts: _Parts, unwritten: PreTrainedModel, read: Read | None, rounding: float) -> None:
-    written = written_in(parts.made, parts.found, parts.trust_remote_code)
-    prove_written(parts.made, unwritten, read, *written, rounding=rounding)
+    prove_written(made, unwritten, merged.read_unmerged, *written_in(made, found, parts.trust_remote_code))
 
 
 def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
@@ -165,13 +140,13 @@ def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
     merged: Any = wrapped.merge_and_unload()
     if dtype is not None:
         merged = merged.to(getattr(torch, dtype))
-    rounding = rounding_of(merged.state_dict().values())
     for name in (ADAPTER_NAME, *BASE_CONFIGS):
         (made / name).unlink(missing_ok=True)
     with without_progress():
         merged.save_pretrained(made)
     del wrapped, merged
-    _prove_merged(parts, take_adapter(_whole(parts)).float(), None, rounding)
+    written = written_in(made, parts.found, parts.trust_remote_code)
+    prove_written(made, take_adapter(_whole(parts)).float(), None, *written)
 
 
 def _whole(parts: _Parts) -> PeftModel:

@@ -22,6 +22,7 @@ from zlib import crc32
 import torch
 import transformers
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -299,25 +300,13 @@ _SMALLEST_ROUNDING = 2.0**-20  # relative: sums in float32 round more than float
 
 
 class _AtUse(torch.Tensor):
-    """A weight in float32, read again at each use: memory holds only the weights of the current operation."""
+    """A weight that is read again at each use: memory holds only the weights of the current operation."""
 
     read: Callable[[], torch.Tensor]
 
-    @staticmethod
-    def of(like: torch.Tensor, read: Callable[[], torch.Tensor]) -> _AtUse:
-        dtype = torch.float32 if like.is_floating_point() else like.dtype
-        made: Any = torch.Tensor._make_wrapper_subclass(_AtUse, like.shape, dtype=dtype)  # type: ignore[attr-defined]
-        made.read = read
-        return made  # type: ignore[no-any-return]
-
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*tree_map_only(_AtUse, _values, args), **tree_map_only(_AtUse, _values, kwargs or {}))
-
-
-def _values(weight: _AtUse) -> torch.Tensor:
-    found = weight.read()
-    return found.float() if found.is_floating_point() else found
+        return function(*(tree_map_only(_AtUse, lambda each: each.read(), args)), **(kwargs or {}))
 
 
 def shell_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
@@ -329,42 +318,43 @@ def shell_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTra
     return model.float()
 
 
+def written_in(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[PreTrainedModel, Read]:
+    """Return the model in a folder as from_pretrained loads it, and a function to read its tensors."""
+    model = shell_of(folder, found, trust_remote_code)
+    try:
+        return model, find_tensors(str(folder), model).read
+    except WholeOnlyError:
+        model_class, config = model_class_of(folder, found, trust_remote_code)
+        loaded: PreTrainedModel = model_class.from_pretrained(folder, config=config, dtype=torch.float32)
+        return loaded, dict(loaded.state_dict()).__getitem__
+
+
 def prove_written(
-    folder: Path,
-    model: PreTrainedModel,
-    read: Read | None,
-    written: PreTrainedModel,
-    read_written: Read,
-    *,
-    rounding: float,
+    folder: Path, model: PreTrainedModel, read: Read | None, written: PreTrainedModel, read_written: Read
 ) -> None:
-    """Raise CheckpointError if a written model differs from a checkpoint's model by more than rounding.
+    """Raise CheckpointError if the written model of a folder differs from a checkpoint's model by more than rounding.
 
     Each layer of both models runs in float32 on the inputs that it has in `model`, for token ids and media drawn by a
-    seed. A difference may be twice the effect of changing each written weight by `rounding`, up or down by chance.
-    Layers that do not run are given drawn inputs, or their weights are compared.
-
-    read, read_written: tensors of the models by name; read is None for a model with weights. folder: may have a
-    processor of media.
+    seed. A difference may be twice the effect of changing each written weight by its largest rounding, up or down by
+    chance. Layers that do not run get drawn inputs, or their weights are compared. read: None for a model with weights.
     """
-    noise = {"size": 0.0}
-    drawn = torch.Generator().manual_seed(0)
+    noise, drawn, rounding = {"size": 0.0}, torch.Generator().manual_seed(0), _rounding_in(folder)
     if read is not None:
         _read_at_use(model, read, {"size": 0.0})
     _read_at_use(written.eval(), read_written, noise)
+    layers = dict(model.eval().named_modules())
     waiting = {path: each for path, each in written.named_modules() if _is_compared(each)}
 
     def compare(path: str, args: Any, kwargs: Any, expected: Any) -> None:
         layer, leaves, found = waiting.pop(path), _numbers(expected), []
-        for size in (0.0, max(rounding, _SMALLEST_ROUNDING)):
-            noise["size"] = size
+        for noise["size"] in (0.0, max(rounding, _SMALLEST_ROUNDING)):
             found.append(_numbers(layer(*args, **kwargs)))
-            if not size and all(map(torch.equal, leaves, found[0])):
+            if len(found) == 1 and all(map(torch.equal, leaves, found[0])):
                 return
         noise["size"] = 0.0
         for one, two, three in zip(leaves, *found, strict=True):
             difference, allowed = float((one - two).norm()), _MOST_ROUNDINGS * float((three - two).norm())
-            if not difference <= allowed:  # NaN is a difference
+            if difference > allowed:
                 raise CheckpointError(
                     f"the written model is not the checkpoint's: {path} differs by {difference:.3g} on drawn inputs, "
                     f"and rounding explains {allowed:.3g}. Nothing is exported; please report the model and its adapter"
@@ -374,10 +364,8 @@ def prove_written(
         if path in waiting:
             compare(path, args, kwargs, output)
 
-    layers = dict(model.eval().named_modules())
-    hooks = [
-        layers[path].register_forward_hook(partial(hook, path), with_kwargs=True) for path in waiting if path in layers
-    ]
+    for path in waiting.keys() & layers.keys():
+        layers[path].register_forward_hook(partial(hook, path), with_kwargs=True)
     with torch.no_grad():
         try:
             _run_drawn(model, folder, drawn)
@@ -385,21 +373,28 @@ def prove_written(
             raise
         except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
             logger.warning("each layer of the model is compared alone, because the model does not run here: %s", error)
-        for each in hooks:
-            each.remove()
-        for path in [*waiting]:
+        for path, layer in [*waiting.items()]:
             if path not in layers:
                 raise CheckpointError(f"the written model has {path}, which the checkpoint's model does not have")
-            if (given := _drawn_input(waiting[path], drawn)) is not None:
-                compare(path, (given,), {}, layers[path](given))
+            if (given := _drawn_input(layer, drawn)) is not None:
+                layers[path](given)
                 continue
-            mine, layer = run_module(layers[path]), waiting.pop(path)
             for name, tensor in {**layer._parameters, **layer._buffers}.items():
-                if tensor is None or name in layer._non_persistent_buffers_set:
-                    continue
-                one, two = (next(iter(_numbers(each + 0)), None) for each in (getattr(mine, name), tensor))
-                if one is None or one.shape != two.shape or bool(((one - two).abs() > 2 * rounding * one.abs()).any()):
-                    raise CheckpointError(f"the written model is not the checkpoint's: {path}.{name} differs")
+                if tensor is not None and name not in layer._non_persistent_buffers_set:
+                    (one,), (two,) = _numbers(getattr(run_module(layers[path]), name) + 0), _numbers(tensor + 0)
+                    if one.shape != two.shape or ((one - two).abs() > 2 * rounding * one.abs()).any():
+                        raise CheckpointError(f"the written model is not the checkpoint's: {path}.{name} differs")
+
+
+def _rounding_in(folder: Path) -> float:
+    """Return the largest relative error of rounding to the number formats of the weights in a folder."""
+    formats = {torch_name: dtype for dtype, torch_name in _DTYPES.items() if dtype.is_floating_point}
+    found = [0.0]
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            kinds = {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118  # not a mapping
+        found += [torch.finfo(formats[each]).eps / 2 for each in kinds & formats.keys()]
+    return max(found)
 
 
 def _is_compared(module: torch.nn.Module) -> bool:
@@ -418,16 +413,18 @@ def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float])
 
     def values(name: str) -> torch.Tensor:
         tensor = read(name)
-        if not noise["size"] or not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
-        return tensor.float() * (1 + noise["size"] * (2 * signs - 1))
+        return tensor.float() * (1 + noise["size"] * (2 * signs - 1)) if noise["size"] else tensor.float()
 
     for name, like in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
+        dtype = torch.float32 if like.is_floating_point() else like.dtype
+        weight: Any = torch.Tensor._make_wrapper_subclass(_AtUse, like.shape, dtype=dtype)  # type: ignore[attr-defined]
+        weight.read = partial(values, name)
         module = model.get_submodule(path)
-        held = module._parameters if leaf in module._parameters else module._buffers
-        held[leaf] = _AtUse.of(like, partial(values, name))  # type: ignore[assignment]
+        (module._parameters if leaf in module._parameters else module._buffers)[leaf] = weight
 
 
 def _run_drawn(model: PreTrainedModel, folder: Path, drawn: torch.Generator) -> None:
@@ -440,13 +437,9 @@ def _run_drawn(model: PreTrainedModel, folder: Path, drawn: torch.Generator) -> 
     model(input_ids=torch.randint(0, packed.num_predicted, (1, _NUM_TOKENS), generator=drawn), use_cache=False)
     if family is not None:
         media = Dummies(family)
-        media.of_kind = {
-            kind: {
-                name: torch.randn(each.shape, generator=drawn) if each.is_floating_point() else each
-                for name, each in inputs.items()
-            }
-            for kind, inputs in media.of_kind.items()
-        }
+        for each in tree_leaves(media.of_kind):
+            if each.is_floating_point():
+                each.normal_(generator=drawn)
         media.zero(packed.media_model, {}, torch.device("cpu"))
 
 
@@ -458,19 +451,3 @@ def _drawn_input(layer: torch.nn.Module, drawn: torch.Generator) -> torch.Tensor
     if isinstance(layer, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
         return torch.randn(_NUM_TOKENS, layer.in_channels, *layer.kernel_size, generator=drawn)
     return None
-
-
-def rounding_of(weights: Iterable[torch.Tensor]) -> float:
-    """Return the largest relative error of rounding to the number formats of weights."""
-    return max((torch.finfo(each.dtype).eps / 2 for each in weights if each.is_floating_point()), default=0.0)
-
-
-def written_in(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[PreTrainedModel, Read | None]:
-    """Return the model in a folder as from_pretrained loads it, with a function to read its tensors, if possible."""
-    model = shell_of(folder, found, trust_remote_code)
-    try:
-        return model, find_tensors(str(folder), model).read
-    except WholeOnlyError:
-        model_class, config = model_class_of(folder, found, trust_remote_code)
-        loaded: PreTrainedModel = model_class.from_pretrained(folder, config=config, dtype=torch.float32)
-        return loaded, dict(loaded.state_dict()).__getitem__

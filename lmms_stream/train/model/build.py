@@ -362,18 +362,20 @@ def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
 
 
 def check_keys(
-    fields: Mapping[str, Any], config: PretrainedConfig, model_class: type, *, prefix: str = "model.config."
+    fields: Mapping[str, Any], config: PretrainedConfig, *classes: type, prefix: str = "model.config."
 ) -> None:
     """Raise ConfigError for a field that the config's class does not declare, and no code of class or model reads.
 
-    The field of a part may stand among the fields of the whole if the config passes its value to the part.
+    The field of a part may stand among the fields of the whole if the config passes its value to the part. classes: of
+    the model, and of configs around this config.
     """
     parts = {name: each for name, each in vars(config).items() if hasattr(each, "sub_configs")}
-    own, read = _declared(type(config)), _read_names(type(config)) | _read_names(model_class)
+    own, classes = _declared(type(config)), (*classes, type(config))
+    read = {name for each in (*classes, _modelling(type(config))) for name in _read_names(each)}
     for name, value in fields.items():
         of_parts = {part: each for part, each in parts.items() if name in _declared(type(each))}
         if name in parts and isinstance(value, Mapping):
-            check_keys(value, parts[name], model_class, prefix=f"{prefix}{name}.")
+            check_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.")
             continue
         is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
         if of_parts and not is_passed:
@@ -410,7 +412,15 @@ def _declared(config_class: Any) -> set[str]:
     return {*names, *config_class.attribute_map, *config_class.sub_configs} - {"self", "args", "kwargs"}
 
 
-_READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,] ?)\"(\w+)\"")
+_READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,]\s*)\"(\w+)\"|\[\"(\w+)\"\]")
+
+
+def _modelling(config_class: type) -> Any:
+    """Return the module of models beside a config's module; the class without such a module."""
+    try:
+        return import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return config_class
 
 
 @cache

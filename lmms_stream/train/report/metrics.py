@@ -377,57 +377,42 @@ class Meter:
 
         All ranks call the function, after `end_step` with the last step's losses, before the next step's.
         """
-        window, fetched, memory, now = self._window.end(), self._loader.fetched, self._memory(), time.monotonic()
-        figures = by_source("epoch", self._loader.epochs)
+        window, fetched, memory, now = self._window.end(), [*self._loader.fetched], self._memory(), time.monotonic()
+        epochs = by_source("epoch", self._loader.epochs)
         graphs = {} if self._compilations is None else self._compilations.figures()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
         def record() -> dict[str, Any]:
-            # The last step of a GPU ends when its values have arrived, here.
-            return self._record(
-                window, figures, graphs, [*fetched], memory, now if self._device.type == "cpu" else None
-            )
+            mine = [*self._losses.flatten().tolist(), *fetched, *memory.values()]
+            everyone = gather(mine, self._world.world_size)
+            # The last step of a GPU ends when its values have arrived, now.
+            ended_s = now if self._device.type == "cpu" else time.monotonic()
+            seconds = ended_s - self._since - self._aside_s
+            num_losses = self._losses.numel()
+            losses = everyone[:, :num_losses].sum(dim=0).view_as(self._losses).tolist()
+            units = [count * self._world.replication for count in self._units]  # ranks with the same packs have all
+            figures = {
+                **epochs,
+                **objective_losses(self._objectives, self._loader.sources, losses, units),
+                "grad_norm": finite_mean(self._grad_norms),
+                "num_steps": window.num_steps,
+                "num_tokens": int(window.sums.num_tokens),
+                "num_loss_tokens": int(window.sums.num_loss_tokens),
+                "seconds": seconds,
+                **window.figures(seconds),
+                **self._utilization(window.sums.flops, seconds),
+                **graphs,
+                **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
+                **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
+            }
+            self.pack_tokens = window.pack_tokens
+            self._losses.zero_()
+            self._units = [0.0] * len(self._objectives)
+            self._grad_norms.clear()
+            self._aside_s, self._since = 0.0, ended_s
+            return figures
 
-        return record
-
-    def _record(
-        self,
-        window: StepWindow,
-        epochs: Mapping[str, Any],
-        graphs: Mapping[str, int],
-        fetched: list[int],
-        memory: Mapping[str, float],
-        ended_s: float | None,
-    ) -> dict[str, Any]:
-        mine = [*self._losses.flatten().tolist(), *fetched, *memory.values()]
-        everyone = gather(mine, self._world.world_size)
-        now = time.monotonic() if ended_s is None else ended_s
-        seconds = now - self._since - self._aside_s
-        num_losses = self._losses.numel()
-        losses = everyone[:, :num_losses].sum(dim=0).view_as(self._losses).tolist()
-        readers = self._world.replication
-        units = [count * readers for count in self._units]  # ranks with the same packs each have the losses
-        record = {
-            **epochs,
-            **objective_losses(self._objectives, self._loader.sources, losses, units),
-            "grad_norm": finite_mean(self._grad_norms),
-            "num_steps": window.num_steps,
-            "num_tokens": int(window.sums.num_tokens),
-            "num_loss_tokens": int(window.sums.num_loss_tokens),
-            "seconds": seconds,
-            **window.figures(seconds),
-            **self._utilization(window.sums.flops, seconds),
-            **graphs,
-            **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
-            **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
-        }
-        self.pack_tokens = window.pack_tokens
-        self._losses.zero_()
-        self._units = [0.0] * len(self._objectives)
-        self._grad_norms.clear()
-        self._aside_s = 0.0
-        self._since = now
         return record
 
     def _utilization(self, flops: float, seconds: float) -> dict[str, float]:
