@@ -13,7 +13,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -31,15 +30,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from ...errors import CheckpointError, ConfigError, LmmsStreamError
 from ...freed_memory import give_back_memory
-from ...processors.families.family import Family
-from ...processors.multimodal import MultimodalProcessor
 from ...storage.failures import disk_errors
 from ...versions.transformers import KEEPS_NAMES, as_in_files, without_progress
 from ..model.adapters import run_module
 from ..model.build import class_of_family, class_of_slow_frames, parameters_on_meta
-from ..model.model import PackedModel
+from ..model.model import run_drawn
 from ..model.pretrained import WholeOnlyError, find_tensors
-from ..model.towers import Dummies
 from .store import Checkpoint
 from .tensors import Tensors, stored_tensors
 
@@ -368,7 +364,7 @@ def prove_written(
         layers[path].register_forward_hook(partial(hook, path), with_kwargs=True)
     with torch.no_grad():
         try:
-            _run_drawn(model, folder, drawn)
+            run_drawn(model, folder, drawn, num_tokens=_NUM_TOKENS)
         except LmmsStreamError:
             raise
         except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
@@ -425,22 +421,6 @@ def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float])
         weight.read = partial(values, name)
         module = model.get_submodule(path)
         (module._parameters if leaf in module._parameters else module._buffers)[leaf] = weight
-
-
-def _run_drawn(model: PreTrainedModel, folder: Path, drawn: torch.Generator) -> None:
-    """Run a model on drawn token ids, and its towers on drawn media if the folder has a processor of media."""
-    family: Family | None = None
-    if (folder / "preprocessor_config.json").exists() or (folder / "processor_config.json").exists():
-        with suppress(LmmsStreamError):  # of another processor: each layer of the towers gets drawn inputs
-            family = MultimodalProcessor.from_pretrained(str(folder)).family
-    packed = PackedModel(model, family)
-    model(input_ids=torch.randint(0, packed.num_predicted, (1, _NUM_TOKENS), generator=drawn), use_cache=False)
-    if family is not None:
-        media = Dummies(family)
-        for each in tree_leaves(media.of_kind):
-            if each.is_floating_point():
-                each.normal_(generator=drawn)
-        media.zero(packed.media_model, {}, torch.device("cpu"))
 
 
 def _drawn_input(layer: torch.nn.Module, drawn: torch.Generator) -> torch.Tensor | None:
