@@ -302,7 +302,8 @@ class _AtUse(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*(tree_map_only(_AtUse, lambda each: each.read(), args)), **(kwargs or {}))
+        args, kwargs = tree_map_only(_AtUse, lambda each: each.read(), (args, kwargs or {}))
+        return function(*args, **kwargs)
 
 
 def shell_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
