@@ -23,10 +23,10 @@ from .runs import trainer_of, write_run
     ("settings", "is_logged", "num_reads"),
     [
         ({"optim": "muon", "ema_decay": 0.9}, True, [1, 1, 1]),
-        ({"per_device_batch": 2}, True, [1, 1, 1]),
-        ({"per_device_batch": 2}, False, [0, 1, 1]),  # of the step before
+        ({"per_device_batch": 2}, True, [0, 1, 1]),  # of the step before, also for a record of each step
+        ({"per_device_batch": 2}, False, [0, 1, 1]),
     ],
-    ids=["each", "together", "late"],
+    ids=["each", "logged", "late"],
 )
 def test_a_step_reads_the_device_once(
     settings: dict[str, Any], is_logged: bool, num_reads: list[int], tmp_path: Path
