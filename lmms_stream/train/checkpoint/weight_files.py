@@ -296,7 +296,7 @@ _SMALLEST_ROUNDING = 2.0**-20  # relative: sums in float32 round more than float
 
 
 class _AtUse(torch.Tensor):
-    """A weight that is read again at each use: memory holds only the weights of the current operation."""
+    """A weight, read again at each use: memory holds only the weights of the current operation."""
 
     read: Callable[[], torch.Tensor]
 
@@ -331,9 +331,9 @@ def prove_written(
 ) -> None:
     """Raise CheckpointError if the written model of a folder differs from a checkpoint's model by more than rounding.
 
-    Each layer of both models runs in float32 on the inputs that it has in `model`, for token ids and media drawn by a
+    Each layer of both models runs in float32 on the layer's inputs in `model`, for token ids and media drawn by a
     seed. A difference may be twice the effect of changing each written weight by its largest rounding, up or down by
-    chance. Layers that do not run get drawn inputs, or their weights are compared. read: None for a model with weights.
+    chance. Other layers get drawn inputs, or their weights are compared. read: None for a model with weights.
     """
     noise, drawn, rounding = {"size": 0.0}, torch.Generator().manual_seed(0), _rounding_in(folder)
     if read is not None:

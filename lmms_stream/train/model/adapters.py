@@ -77,9 +77,9 @@ def add_adapter(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) 
 
 
 def new_peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PeftModel:
-    """Add a new adapter that a run trains; see peft_model.
+    """Add a new adapter for training; see peft_model.
 
-    ConfigError also for options and names in the config that reach nothing in the model.
+    ConfigError also for options and names in the config without effect on the model.
     """
     options: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
     modules, parameters = dict(model.named_modules()).keys(), dict(model.named_parameters()).keys()
@@ -117,7 +117,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _check_names(
     options: Mapping[str, Any], *, modules: Iterable[str], targets: Iterable[str], parameters: Iterable[str]
 ) -> None:
-    """Raise ConfigError for a name or layer that matches nothing, by peft's rules. targets: of the adapter."""
+    """Raise ConfigError for a name or layer without a match, by peft's rules. targets: of the adapter."""
 
     def in_any(paths: Iterable[str]) -> Callable[[str], bool]:
         return lambda name: any(path == name or path.endswith(f".{name}") for path in paths)

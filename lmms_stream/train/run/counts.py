@@ -171,13 +171,13 @@ class StepReading:
         return norm, losses.view(self._shape), others[self._shape.numel() :]
 
 
-# Groups of trained parameters that get no gradient.
+# Groups of trained parameters without a gradient.
 
 STEPS_WITHOUT_GRADIENT = 20  # steps that reach a group, before the warning
 
 
 class Unreached:
-    """Warns of each group of trained parameters without a gradient in the first steps that reach the group.
+    """Warns of each group of trained parameters without a gradient in the first steps for this group.
 
     A group: the parameters of a pattern of train.groups, of each tower separately. Steps with its medium reach a tower;
     steps with all media reach parameters between towers and text model. Every step with something to train on reaches
@@ -227,7 +227,7 @@ class Unreached:
         return [kinds <= present if needs_all else bool(kinds & present) for kinds, needs_all in needed]
 
     def take(self, norms: Sequence[float], media: Sequence[float], *, step: int, world: World) -> None:
-        """Count a step that trains on something. norms: of this rank. media: numbers of batches on all ranks."""
+        """Count a step with units to train on. norms: of this rank. media: numbers of batches on all ranks."""
         due = False
         for index, is_reached in enumerate(self._reached(media)):
             self._num_steps[index] += is_reached
