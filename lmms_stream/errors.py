@@ -39,6 +39,16 @@ def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "leave 
     return f"choose one of {', '.join(prefix + each for each in names)}"
 
 
+def nearest_name(pattern: str, names: Iterable[str]) -> str:
+    """Return the dotted name, or a part of one, that is most like a pattern.
+
+    >>> nearest_name("*.q_projj.*", ["layers.0.q_proj.weight", "norm.weight"])
+    'q_proj'
+    """
+    known = {part for name in names for part in (name, *name.split("."))}
+    return difflib.get_close_matches(pattern.strip("*."), sorted(known), n=1, cutoff=0)[0]
+
+
 def _is_typing_error(name: object, known: str) -> bool:
     """Return whether at most one letter is wrong, missing, doubled or swapped, or two letters of a long name."""
     num_unmatched, num_letters = _num_unmatched(name, known), len(known) + len(str(name))

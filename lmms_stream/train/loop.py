@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -19,7 +19,7 @@ from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .report.train_log import StepDigests, digest_words
-from .run.counts import StepReading, TrainedOn, Votes, agree
+from .run.counts import StepReading, TrainedOn, Unreached, Votes, agree
 from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
@@ -28,10 +28,11 @@ from .trainer_state import state_of
 
 
 class UnreadStep(NamedTuple):
-    """A step whose values the host has not read. units: of each logged objective, over all ranks."""
+    """A step whose values the host has not read. units, media: of each logged objective and kind, over all ranks."""
 
     reading: StepReading
     units: list[float]
+    media: list[float]
     step: int
     is_trained_on: bool
 
@@ -57,8 +58,10 @@ class Loop:
         self._logged = trainer.counts.step
         self._saved = trainer.counts.step or -1  # a resumed run has the checkpoint of this step
         self._trained_on = TrainedOn(trainer.loader.sources)
+        self._unreached = Unreached(trainer.model, trainer.config.groups)
         self._losses = 0.0  # sum of losses of logged steps
         self._unread: UnreadStep | None = None  # the latest step
+        self._unwritten: Callable[[], dict[str, Any]] | None = None  # makes the record that ends with this step
         self._batches: list[Batch] = []  # batches of the latest step
         self._alerts = Alerts(trainer.config, trainer.loader, sample_ids=self._gathered_ids)
         self._learning_rate = 0.0
@@ -92,9 +95,9 @@ class Loop:
         """Finish the run: last log, save and best model; return its output."""
         trainer = self.trainer
         self._trained_on.end()
-        self.read()
         if self._flow.logs_the_end:
             self.log()
+        self.read()
         if self._flow.saves_the_end and self._saved != self._step:
             self._save()
         best = trainer.best.checkpoint
@@ -141,6 +144,7 @@ class Loop:
     def _end_epoch(self) -> None:
         trainer = self.trainer
         self._in_epoch = False
+        self.read()
         self._flow.end_epoch(trainer.callbacks.control, epoch=trainer.data.epoch)
         trainer.callbacks.call("on_epoch_end")
         trainer.callbacks.agree()
@@ -179,7 +183,7 @@ class Loop:
         self._flow.begin_step(callbacks.control)
         callbacks.call("on_step_begin")
         with trainer.phases.doing("counts"):
-            words = digest_words(batches)
+            words, media = digest_words(batches), self._unreached.media(batches)
             agreed = agree(
                 Votes(
                     stop=self._stop.is_received,
@@ -187,13 +191,18 @@ class Loop:
                     save_due=self._clock.is_due,
                     trace_due=trainer.run_log.takes_trace(),
                 ),
-                [*trainer.steps.units(batches), *trainer.steps.of_sources(batches), *words],
+                [*trainer.steps.units(batches), *media, *trainer.steps.of_sources(batches), *words],
                 trainer.meter.count(batches),
                 world=trainer.world,
             )
             everyone = trainer.meter.add(agreed.counts)
         num_objectives = len(trainer.steps.objectives)
-        units, of_sources = agreed.units[:num_objectives], agreed.units[num_objectives : -len(words)]
+        first = num_objectives + len(media)
+        units, media, of_sources = (
+            agreed.units[:num_objectives],
+            agreed.units[num_objectives:first],
+            agreed.units[first : -len(words)],
+        )
         num_units = sum(trainer.steps.units_of_logged(units))
         is_trained_on = self._trained_on.take(
             num_units, [*zip(of_sources[::2], of_sources[1::2], strict=True)], step=counts.step + 1
@@ -209,12 +218,13 @@ class Loop:
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
         self._learning_rate = trainer.schedule.learning_rate
+        of_groups = self._unreached.norms(media)
         grad_norm = self._grad_norm()
-        reading = StepReading(grad_norm, losses)
+        reading = StepReading(grad_norm, losses, of_groups)
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
         self.read()  # the step before, while the device does this one
         counts.step += 1
-        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), counts.step, is_trained_on)
+        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), media, counts.step, is_trained_on)
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
@@ -250,15 +260,23 @@ class Loop:
         trainer.optimizer.zero_grad()
 
     def read(self) -> None:
-        """Count the gradient norm and the losses of the latest step, unless they are counted; wait for them.
+        """Count the gradient norm and the losses of the latest step, and write its record; wait for the step.
 
-        A step is read once the next is queued, or before a log or a save.
+        A step is read once the next is queued, or before an evaluation, a save, or a callback that needs the record.
         """
-        if self._unread is None:
-            return
+        if self._unread is not None:
+            unread, self._unread = self._unread, None
+            self._count(unread)
+        if self._unwritten is not None:
+            make, self._unwritten = self._unwritten, None
+            self._write(make())
+
+    def _count(self, unread: UnreadStep) -> None:
         trainer, counts = self.trainer, self.trainer.counts
-        (reading, units, step, is_trained_on), self._unread = self._unread, None
-        grad_norm, losses = reading.values
+        reading, units, media, step, is_trained_on = unread
+        grad_norm, losses, of_groups = reading.values
+        if is_trained_on:
+            self._unreached.take(of_groups, media, step=step, world=trainer.world)
         trainer.meter.end_step(losses, units, grad_norm=grad_norm)
         self._alerts.end_reading(grad_norm)
         if is_trained_on and not math.isfinite(grad_norm):
@@ -313,21 +331,27 @@ class Loop:
         raise StoppedError(f"told to stop by a signal: step {self._step} is saved, {remedy}{pending}")
 
     def log(self) -> None:
-        """Write the record of the steps since the last record, if any."""
+        """End the record of the steps since the last record, if any; `read` writes the record."""
         trainer, counts = self.trainer, self.trainer.counts
         trainer.callbacks.control.should_log = False
         if self._logged == self._step:
             return
         self._logged = self._step
-        self.read()
-        record: dict[str, Any] = {
+        figures, learning_rate = trainer.meter.end_record(), self._learning_rate
+        self._unwritten = lambda: {
             "step": self._step,
-            **trainer.meter.record(),
-            "learning_rate": self._learning_rate,
+            **figures(),
+            "learning_rate": learning_rate,
             "tokens_seen": counts.tokens_seen,
             "samples_seen": counts.samples_seen,
             "num_skipped_steps": counts.num_skipped_steps,
         }
+        if trainer.callbacks.reads_records or self._unread is None:
+            self.read()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Complete and write a record, while the counts of the run are still those of its last step."""
+        trainer = self.trainer
         self._losses += record["loss"] * record["num_steps"]
         if trainer.config.log_sample_ids:
             record["sample_ids"] = self._sample_ids()
@@ -356,6 +380,7 @@ class Loop:
         trainer.callbacks.control.should_evaluate = False
         if not trainer.data.evaluations:
             raise ConfigError("a callback set should_evaluate, and there is no eval_dataset: pass one")
+        self.read()
         metrics: Mapping[str, float] | None = None
         with suppress(StoppedError), trainer.phases.doing("evaluate"), trainer.meter.aside():
             with trainer.phases.until(self._stop):

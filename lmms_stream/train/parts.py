@@ -326,7 +326,8 @@ class TrainerParts:
         """
         record = {"step": self.step, **logs}
         self.run_log.write(record, position=self.position)
-        self.callbacks.log({**record, "epoch": self.data.epoch})
+        epochs = [value for name, value in record.items() if name.startswith("epoch/")]
+        self.callbacks.log({"epoch": min(epochs, default=self.data.epoch), **record})
 
     # The position of the run.
 

@@ -84,7 +84,7 @@ def test_each_piece_of_media_is_in_one_share_and_no_share_is_a_piece_too_large(
         assert max(work) < sum(kinds[0]) / degree + max(kinds[0])
 
 
-def test_features_that_do_not_match_the_tokens_of_media_are_an_error_on_all_ranks() -> None:
+def test_features_and_losses_of_a_pack_are_in_the_order_of_its_tokens() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -94,6 +94,10 @@ def test_features_that_do_not_match_the_tokens_of_media_are_an_error_on_all_rank
         assert torch.equal(parts.of_part(features, is_medium), features)
         with pytest.raises(ValueError, match=r"^1 features of media for 2 tokens of media in a pack$"):
             parts.of_part(features[:1], is_medium)
+        losses, every = torch.arange(3.0, requires_grad=True), torch.arange(3)
+        of_pack = parts.whole_losses(losses, losses + 1, every, every, 3)
+        assert [each.tolist() for each in of_pack] == [[0, 1, 2], [1, 2, 3]]
+        assert not any(each._is_view() for each in of_pack)  # FSDP's hooks on views may be lost, and torch warns
     finally:
         dist.destroy_process_group()
 

@@ -160,7 +160,7 @@ def one_step(trainer: FSDP2SFTTrainer) -> Step:
     trainer.meter.end_step(losses, trainer.steps.units_of_logged(agreed.units), grad_norm=0.0)
     named = ((name, each.grad) for name, each in trainer.model.model.named_parameters())
     gradients = {name: gradient.full_tensor() for name, gradient in named if isinstance(gradient, DTensor)}
-    record = trainer.meter.record()
+    record = trainer.meter.end_record()()
     figures = {name: value for name, value in record.items() if name.startswith(("loss", "rewards/", "kl"))}
     return Step(figures, gradients, [number for pack in packs for number in pack.sample_ids.tolist()])
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.train.checkpoint import export, export_adapter
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.checkpoint.export import export_checkpoint, model_files, save_folder
 from lmms_stream.train.checkpoint.tensors import read_metadata, stored_tensors
@@ -19,7 +20,7 @@ from lmms_stream.train.model.adapters import adapter_of, add_adapter, take_adapt
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.run.distributed import init_distributed
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
@@ -207,13 +208,19 @@ def test_what_cannot_be_merged_by_parts_is_merged_whole_and_says_why(
     run, overrides = lora_run(tmp_path, data, base, adapter, max_steps=2, learning_rate=0.03)
     if case == "made of the base":
         overrides.append("model.adapter.target_modules=[v_proj]")  # peft makes none of embeddings
-    trainer_of(run, *overrides, f"model.dtype={dtype}").train()
+    trainer = trainer_of(run, *overrides, f"model.dtype={dtype}")
+    trainer.train()
     (checkpoint,) = checkpoints(tmp_path / "out" / "checkpoints")
     merged = export_checkpoint(checkpoint, tmp_path / "merged", merge=True)
-    reasons = {"tied": "model.embed_tokens.weight has an adapter, and is the same as lm_head.weight"}
-    reasons["made of the base"] = "init_lora_weights pissa changes the weights under the adapter"
+    reasons = {"made of the base": "init_lora_weights pissa changes the weights under the adapter"}
     told = [f"{base} is loaded whole to merge an adapter into it: {reasons[case]}"] if case in reasons else []
     assert [each.getMessage() for each in caplog.records if "loaded whole" in each.getMessage()] == told
+    if case == "tied":  # the trained model has two matrices; peft's merge_and_unload merges into both
+        loaded = AutoModelForCausalLM.from_pretrained(merged)
+        assert not loaded.config.tie_word_embeddings
+        expected = trained_logits(trainer, ModelConfig(pretrained=str(base), adapter=adapter))
+        assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
+        return
     if case == "made of the base":
         return  # peft's own file is of the changed base, which it does not keep
     folder = export_checkpoint(checkpoint, tmp_path / "adapter")
@@ -222,6 +229,49 @@ def test_what_cannot_be_merged_by_parts_is_merged_whole_and_says_why(
     ours = AutoModelForCausalLM.from_pretrained(merged, dtype="auto").state_dict()
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize("fault", ["scaled", "transposed", "dropped"])
+def test_an_export_with_a_planted_fault_is_refused(
+    fault: str, data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = next(each for each in weights if "layers.1.self_attn.v_proj" in each)
+        made = {
+            "scaled": 1.01 * weights[name],
+            "transposed": weights[name].flatten().view(weights[name].shape[::-1]).mT.contiguous(),
+        }
+        return {each: made.get(fault, tensor) if each == name else tensor for each, tensor in weights.items()}
+
+    def damage(folder: Path, *_: Any, **__: Any) -> None:
+        for path in folder.glob("*.safetensors"):
+            weights = faulty(load_file(path))
+            if fault == "dropped":
+                weights = {name: each for name, each in weights.items() if "layers.1.self_attn.v_proj" not in name}
+            save_file(weights, path, metadata={"format": "pt"})
+
+    for module, name in (
+        (export, "write_weights"),
+        (export_adapter, "write_weights"),
+        (export_adapter, "save_adapter"),
+    ):
+        write = getattr(module, name)
+
+        def write_damaged(*args: Any, write: Any = write, **options: Any) -> None:
+            write(*args, **options)
+            damage(*[each for each in args if isinstance(each, Path)])
+
+        monkeypatch.setattr(module, name, write_damaged)
+    run, overrides = lora_run(tmp_path, data, base, {**LORA, "target_modules": ["v_proj"]}, max_steps=2)
+    trainer_of(run, *overrides, "train.learning_rate=0.1").train()
+    (of_adapter,) = checkpoints(tmp_path / "out" / "checkpoints")
+    plain = write_small_run(tmp_path / "plain.yaml", data, max_steps=1, output_dir=str(tmp_path / "plain"))
+    trainer_of(plain).train()
+    (of_model,) = checkpoints(tmp_path / "plain" / "checkpoints")
+    for checkpoint, merge in ((of_model, False), (of_adapter, False), (of_adapter, True)):
+        with pytest.raises(CheckpointError, match=r"layers.1.self_attn.v_proj.* (differs|was not written)"):
+            export_checkpoint(checkpoint, tmp_path / "none", merge=merge)
+        assert not (tmp_path / "none").exists()
 
 
 def test_what_has_no_adapter_or_no_base_cannot_be_merged(data: Path, tmp_path: Path) -> None:
@@ -264,11 +314,28 @@ def test_a_model_of_pefts_is_trained_as_its_adapter(data: Path, base: Path, tmp_
         assert all(tensor.any() for each, tensor in saved.items() if "lora_B" in each)
 
 
+Q_PROJ: dict[str, Any] = {"target_modules": ["q_proj"]}
+
+
+@pytest.mark.filterwarnings("ignore:`init_lora_weights` is 'eva'", "ignore::UserWarning:peft")
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"r": 4, "ranks": 2}, "the adapter cannot be added: .*'ranks'"),
-        ({"r": 4, "target_modules": ["query"]}, "the adapter cannot be added: .*query.* not found in the base model"),
+        ({"r": 4, "ranks": 2}, "model.adapter has 'ranks', which no LoraConfig has: the nearest is 'rank"),
+        ({"r": 4, "lora_alfa": 2}, "model.adapter has 'lora_alfa', .*: the nearest is 'lora_alpha'"),
+        ({"target_modules": ["q_proj", "k_projj"]}, "target_modules has 'k_projj', .*: did you mean 'k_proj'"),
+        ({**Q_PROJ, "modules_to_save": ["lm_heads"]}, "modules_to_save has 'lm_heads', .*: did you mean 'lm_head'"),
+        ({**Q_PROJ, "modules_to_save": "lm_head"}, r"modules_to_save is 'lm_head': write a list, \[lm_head\]"),
+        ({**Q_PROJ, "exclude_modules": ["v_pro"]}, "exclude_modules has 'v_pro', .*: did you mean 'v_proj'"),
+        ({**Q_PROJ, "layers_to_transform": [0, 9]}, "layers_to_transform has 9, .*: choose one of 0, 1"),
+        ({**Q_PROJ, "rank_pattern": {"v_proj": 2}}, "an option of the adapter: .*rank_pattern .* were ignored"),
+        ({**Q_PROJ, "alpha_pattern": {"x.q_proj": 2}}, "alpha_pattern has 'x.q_proj', which matches nothing"),
+        ({**Q_PROJ, "eva_config": {"rho": 2.0}}, "peft ignores an option of the adapter: `eva_config` .* not 'eva'"),
+        ({**Q_PROJ, "init_lora_weights": "eva"}, "eva of an adapter reads data in a call before training"),
+        ({**Q_PROJ, "alora_invocation_tokens": [3]}, "alora_invocation_tokens finds tokens .* by peft's own forward"),
+        ({**Q_PROJ, "trainable_token_indices": [3]}, "reads the embedding's weight from outside .*: leave it out"),
+        ({"peft_type": "VERA", "r": 4, **Q_PROJ}, "an adapter of type VERA .* Set `config.save_projection` to `False`"),
+        ({"peft_type": "POLY", "n_tasks": 2, **Q_PROJ}, "POLY takes the number of a task with each batch"),
         ({"peft_type": "LORAS"}, "the adapter cannot be added: 'LORAS'"),
         (
             {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 4},

@@ -147,7 +147,7 @@ def test_parameters_are_frozen_by_patterns_of_their_names() -> None:
     away = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert "model.embed_tokens.weight" in away  # tied to the head
     assert {name.split(".")[2] for name in away if ".layers." in name} == {"0"}
-    with pytest.raises(ConfigError, match=r"train.frozen 'layers.9' matches no parameter: they are named like 'model."):
+    with pytest.raises(ConfigError, match=r"train.frozen 'layers.9' matches no parameter: the nearest name is '"):
         freeze(model, ["layers.9"])
     with pytest.raises(ConfigError, match=r"train.frozen \['\*'\] leaves nothing to train"):
         freeze(model, ["*"])
@@ -325,3 +325,40 @@ def test_a_model_without_experts_in_any_layer_has_no_loss_of_a_router() -> None:
     losses = model(collate(samples(), range(4)))
     assert losses.router is None
     assert losses.tokens.isfinite().all()
+
+
+TINY = {
+    "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
+}  # fmt: skip
+PARTS = {"vision_config": {"model_type": "clip_vision_model"}, "text_config": {"model_type": "llama"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layer": 1}, "num_hidden_layer reaches nothing: LlamaConfig .*: did you mean 'num_hidden_layers'"),
+        ({"rope_thetha": 1.0}, "rope_thetha reaches nothing: .*: did you mean 'rope_theta'"),
+        ({"n_layer": 1}, "n_layer reaches nothing: .*: the nearest is 'num_hidden_layers'"),
+        ({"temperature": 0.5}, "temperature reaches nothing"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "facto": 2.0}},
+            "rope_scaling.facto reaches nothing: did you mean 'factor'",
+        ),
+        ({"model_type": "llava", **PARTS}, r"hidden_size reaches nothing: write .*\.text_config\.hidden_size"),
+        (
+            {"_class_name": "DiTTransformer2DModel", "num_layer": 1},
+            "num_layer reaches nothing: did you mean 'num_layers'",
+        ),
+    ],
+)
+def test_a_field_of_a_config_that_reaches_nothing_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.config\.{message}"):
+        ModelConfig(config=fields if "_class_name" in fields else {**TINY, **fields}).build()
+
+
+def test_fields_by_another_name_and_of_files_are_known() -> None:
+    written = {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.57.0", "torch_dtype": "float32"}
+    ModelConfig(config={**TINY, **written, "rope_theta": 1e4, "vocab_size": 8}).build()
+    ModelConfig(
+        config={"model_type": "gpt2", "num_hidden_layers": 1, "n_embd": 8, "n_head": 2, "vocab_size": 8}
+    ).build()

@@ -180,7 +180,7 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
     model[1].requires_grad_(False)
     for pattern in ("visual.*", "1.*"):  # the second has no parameter that is trained
         with pytest.raises(
-            ConfigError, match=f"{pattern!r} matches no parameter that is trained: they are named like '0."
+            ConfigError, match=f"{pattern!r} matches no parameter that is trained: the nearest name is '"
         ):
             parameter_groups(model, weight_decay=0, groups={pattern: {"lr": 1.0}})
     with pytest.raises(ConfigError, match=r"'0.\*' and '\*.bias' both match 0.bias: a parameter has one rate"):

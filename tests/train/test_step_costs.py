@@ -23,10 +23,10 @@ from .runs import trainer_of, write_run
     ("settings", "is_logged", "num_reads"),
     [
         ({"optim": "muon", "ema_decay": 0.9}, True, [1, 1, 1]),
-        ({"per_device_batch": 2}, True, [1, 1, 1]),
-        ({"per_device_batch": 2}, False, [0, 1, 1]),  # of the step before
+        ({"per_device_batch": 2}, True, [0, 1, 1]),  # of the step before, also for a record of each step
+        ({"per_device_batch": 2}, False, [0, 1, 1]),
     ],
-    ids=["each", "together", "late"],
+    ids=["each", "logged", "late"],
 )
 def test_a_step_reads_the_device_once(
     settings: dict[str, Any], is_logged: bool, num_reads: list[int], tmp_path: Path
@@ -63,7 +63,7 @@ def test_reads_that_wait_for_the_device_are_counted_by_their_lines() -> None:
 
 def test_the_norm_and_the_losses_are_read_as_they_are() -> None:
     losses = torch.tensor([[[0.1, 1e300], [3.0, 0.0]]], dtype=torch.float64)
-    norm, found = StepReading(torch.tensor(0.1), losses).values
+    norm, found, _ = StepReading(torch.tensor(0.1), losses).values
     assert norm == float(torch.tensor(0.1))
     assert torch.equal(found, losses)
     assert math.isnan(StepReading(torch.tensor(math.nan), losses).values[0])

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -17,10 +18,13 @@ from lmms_stream.errors import DataError, StorageError
 from lmms_stream.train.checkpoint.checkpoint import checkpoints
 from lmms_stream.train.report.run_log import RunLog, StepProfiler, open_reports
 from lmms_stream.train.report.train_log import LOG_NAME, RecordFile, history, read_log
+from lmms_stream.train.run.counts import StepReading, Unreached
+from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import Reporter, TrainConfig
 from lmms_stream.types import World
 from torch.profiler import record_function
+from transformers import TrainerCallback
 
 from ..conftest import write_tokens
 from ..mds.test_disk_faults import small_disk
@@ -172,6 +176,8 @@ import torch
 from lmms_stream.errors import StorageError
 from lmms_stream.train.report.run_log import StepProfiler
 from lmms_stream.train.report.run_log import RunLog
+from lmms_stream.train.run.counts import StepReading, Unreached
+from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.schedules import Schedule
 from lmms_stream.train.run.settings import Reporter, TrainConfig
 from lmms_stream.types import World
@@ -261,3 +267,76 @@ def test_the_trace_of_a_resumed_run_lies_beside_that_of_the_one_before(tmp_path:
     broken = StepProfiler((0, 1, str(tmp_path / "none")), output_dir=tmp_path, rank=0, step=0)
     with pytest.raises(StorageError, match=r"none/rank-0-step-1.json: .*: check the path and its rights"), broken:
         broken.step()
+
+
+def test_by_default_a_step_is_read_once_the_next_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only waits at once: before an evaluation, a checkpoint, a callback that needs the record, and at the end."""
+    queued: list[StepReading] = []
+    waits: list[tuple[int, int]] = []  # step, and queued steps
+
+    class Counted(StepReading):
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            queued.append(self)
+
+        @property
+        def values(self) -> Any:  # type: ignore[override]
+            waits.append((queued.index(self) + 1, len(queued)))
+            return StepReading.values.func(self)
+
+    class Reader(TrainerCallback):
+        steps: ClassVar[list[int]] = []
+
+        def on_log(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            self.steps.append(state.global_step)
+
+    monkeypatch.setattr("lmms_stream.train.loop.StepReading", Counted)
+    write_tokens(tmp_path / "data", num_samples=100)
+    run = write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=6, save_steps=4, learning_rate=0.01)
+    records: list[list[dict[str, Any]]] = []
+    for name in ("late", "at once"):
+        trainer = trainer_of(run, f"train.output_dir={tmp_path / name}")
+        if name == "at once":
+            trainer.add_callback(Reader)
+        trainer.train()
+        records.append([*history(read_log(tmp_path / name / LOG_NAME)).steps])
+    late, at_once = waits[:6], [(step - 6, num - 6) for step, num in waits[6:]]
+    assert late == [(1, 2), (2, 3), (3, 4), (4, 4), (5, 6), (6, 6)]
+    assert at_once == [(step, step) for step in range(1, 7)]
+    assert Reader.steps[:6] == [1, 2, 3, 4, 5, 6]
+    times = ("seconds", "perf/", "data/", "memory/", "alerts")
+    assert [
+        [{name: value for name, value in each.items() if not name.startswith(times)} for each in of_run]
+        for of_run in records[:1]
+    ] == [
+        [{name: value for name, value in each.items() if not name.startswith(times)} for each in of_run]
+        for of_run in records[1:]
+    ]
+    assert [each["step"] for each in records[0]] == [1, 2, 3, 4, 5, 6]
+    assert all(each["num_steps"] == 1 for each in records[0])
+
+
+def test_a_group_without_a_gradient_in_the_first_steps_that_reach_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Groups: by patterns, and towers, which only steps with their media reach."""
+    init_distributed(60)
+    parts = {name: torch.nn.Linear(2, 2, bias=False) for name in ("text", "extra", "seen", "blind", "between")}
+    inner = torch.nn.ModuleDict(parts)
+    inner.get_decoder = lambda: torch.nn.ModuleList([parts["text"], parts["extra"]])  # type: ignore[assignment]
+    towers = {"image": parts["seen"], "video": parts["seen"], "audio": parts["blind"]}
+    family = SimpleNamespace(kinds_of=lambda inputs: {*inputs})
+    model = SimpleNamespace(model=inner, towers=towers, family=family)
+    groups = Unreached(model, ["*", "extra.*"])
+    world = World(rank=0, world_size=1)
+    for step in range(1, 70):
+        media = groups.media([cast(Any, SimpleNamespace(inputs=["image", "audio"] if step % 3 == 0 else []))])
+        for name in ("text", "between", "seen"):
+            parts[name].weight.grad = torch.full((2, 2), 1e-30 if name == "text" or step % 3 == 0 else 0.0)
+        parts["blind"].weight.grad = torch.zeros(2, 2)
+        norms = [float(each) for each in groups.norms(media)]
+        groups.take(norms, media, step=step, world=world)
+    told = [each.getMessage().removeprefix("no gradient has reached the parameters of ") for each in caplog.records]
+    assert [each.partition(":")[0] for each in told] == [
+        "train.groups 'extra.*' in the first 20 steps that should, up to step 20",
+        "train.groups '*', of audio in the first 20 steps that should, up to step 60",
+    ]
+    assert groups.norms([1.0, 1.0, 1.0]) == []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import ConfigError
-from ...train.model.adapters import peft_model
+from ...train.model.adapters import new_peft_model
 from ...train.model.build import ModelConfig
 from .arguments import option
 
@@ -44,7 +44,7 @@ def model_of(
             "peft_config is set, but the model already has an adapter: leave peft_config out, or merge the adapter "
             "first"
         )
-    made: torch.nn.Module = peft_model(model, peft_config)
+    made: torch.nn.Module = new_peft_model(model, peft_config)
     return made
 
 

@@ -101,7 +101,7 @@ class SequenceParts:
         start, stop = self._bounds(num_tokens)
         rows = losses.new_zeros(stop - start, 2).index_put((learnt,), torch.stack([losses, logs], dim=1))
         every = self.whole(rows, num_tokens)[every_learnt]
-        return every[:, 0], every[:, 1]
+        return every[:, 0].clone(), every[:, 1].clone()  # hooks of FSDP on views would be lost
 
     def shares(self, patches: Sequence[Sequence[int]]) -> list[slice]:
         """Return this rank's pieces of each kind of media; see share_bounds. patches: of each piece of each kind."""

@@ -176,7 +176,7 @@ class _Measurement:
             if loop.train_step(next(taken)):
                 break
         loop.read()
-        meter.record()
+        meter.end_record()()
         loop = Loop(self._trainer, cast(Any, _Deadline(config.seconds)))
         records: list[dict[str, Any]] = []
         is_over = False
@@ -186,7 +186,7 @@ class _Measurement:
                 if is_over:
                     break
             loop.read()
-            records.append(meter.record())
+            records.append(meter.end_record()())
         return _step_rates(records)
 
     def _warmup_steps(self, loader: PackedLoader) -> int:

@@ -38,7 +38,16 @@ from .store import (
     split_path,
 )
 from .tensors import files_with, read_metadata, read_tensors, stored_tensors, tied_names
-from .weight_files import chosen, empty_model, save_config, weights_or_average, write_weights
+from .weight_files import (
+    chosen,
+    empty_model,
+    prove_written,
+    save_config,
+    shell_of,
+    weights_or_average,
+    write_weights,
+    written_in,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -143,9 +152,7 @@ def export_checkpoint(
         elif (stem := weights_stem(json.loads((made / "config.json").read_text()))) is not None:
             write_plain_weights(made, found, target, stem=stem, dtype=dtype, average=average)
         else:
-            _write_weights(
-                empty_model(made, found, trust_remote_code), made, found, target, dtype=dtype, average=average
-            )
+            _write_weights(made, found, target, dtype=dtype, average=average, trust_remote_code=trust_remote_code)
         _put_in_place(made, out, found)
     return out
 
@@ -186,12 +193,13 @@ def _put_in_place(made: Path, out: Path, found: Checkpoint) -> None:
 
 
 def _write_weights(
-    model: PreTrainedModel, made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None, average: bool
+    made: Path, found: Checkpoint, target: Target, *, dtype: Dtype | None, average: bool, trust_remote_code: bool
 ) -> None:
-    """Write the files of weights, config and generation config to the folder `made`.
+    """Write the files of weights, config and generation config to the folder `made`, and prove them.
 
     The model is cast to the type of the first floating-point weight. From a store, only files with weights are fetched.
     """
+    model, unwritten = (make(made, found, trust_remote_code) for make in (empty_model, shell_of))
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
     stored = stored_tensors(metadata, "model.")
     if missing := sorted(model.state_dict().keys() - stored.keys()):
@@ -207,6 +215,13 @@ def _write_weights(
         read_tensors(folder, chosen(choice, tensors), metadata=metadata)
 
     write_weights(made, saved.empty, saved.filled_by(fill))
+
+    def read(name: str) -> torch.Tensor:
+        tensor = torch.empty(stored[name].size, dtype=stored[name].properties.dtype)
+        fill({name: tensor})
+        return tensor
+
+    prove_written(made, unwritten, read, *written_in(made, found, trust_remote_code))
 
 
 def _empty(stored: Mapping[str, TensorStorageMetadata], dtype: Dtype | None) -> dict[str, torch.Tensor]:
@@ -345,6 +360,8 @@ def write_plain_weights(
     made: Path, found: Checkpoint, target: Target, *, stem: str, dtype: Dtype | None, average: bool
 ) -> None:
     """Write a checkpoint's weights to the folder `made`, by their names in the checkpoint; see export_checkpoint."""
+    from safetensors.torch import load_file
+
     metadata = read_metadata(target.fetch(found, [METADATA_NAME]))
     stored = stored_tensors(metadata, "model.")
     choice = weights_or_average(metadata, found, stored, tied=found.state.get(TIED, {}), average=average)
@@ -356,4 +373,13 @@ def write_plain_weights(
         for name, tensor in tensors.items():
             tensor.copy_(filled[choice[name]])
 
-    write_weights(made, _empty(stored, dtype), fill, stem=stem)
+    empty = _empty(stored, dtype)
+    write_weights(made, empty, fill, stem=stem)
+    for path in sorted(made.glob(f"{stem}*.safetensors")):
+        for name, tensor in load_file(path).items():  # mapped, not read at once
+            expected = torch.empty_like(empty.pop(name), device="cpu")
+            fill({name: expected})
+            if not torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (tensor, expected))):
+                raise CheckpointError(f"{found.where}: {name} was written with other values: export again")
+    if empty:
+        raise CheckpointError(f"{found.where}: {min(empty)} was not written: export again")

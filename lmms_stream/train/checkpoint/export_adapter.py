@@ -6,11 +6,13 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from ...errors import CheckpointError
 from ...versions.transformers import without_progress
@@ -18,9 +20,21 @@ from ..model.adapters import Adapter, adapter_of, add_adapter, base_digest, name
 from ..model.pretrained import PretrainedTensors, WholeOnlyError, find_tensors
 from .store import ADAPTER_NAME, BASE_CONFIGS, METADATA_NAME, Checkpoint, Dtype, Target
 from .tensors import files_with, read_metadata, read_tensors, stored_tensors, tied_names
-from .weight_files import chosen, empty_model, model_class_of, save_config, weights_or_average, write_weights
+from .weight_files import (
+    Read,
+    chosen,
+    empty_model,
+    model_class_of,
+    prove_written,
+    save_config,
+    shell_of,
+    weights_or_average,
+    write_weights,
+    written_in,
+)
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
 
@@ -43,7 +57,9 @@ def write_adapter(
     name, config["inference_mode"] = config.pop("base_model_name_or_path"), False
     if not merge:
         model = add_adapter(empty_model(made, found, trust_remote_code), config)
-        save_adapter(model, made, _read(model, found, target, average=average), dtype=dtype)
+        tensors = _read(model, found, target, average=average)
+        save_adapter(model, made, tensors, dtype=dtype)
+        _prove_adapter(made, found, config, tensors, trust_remote_code)
         for file in BASE_CONFIGS:
             (made / file).unlink(missing_ok=True)
         return
@@ -58,6 +74,30 @@ def write_adapter(
     except WholeOnlyError as reason:
         logger.warning("%s is loaded whole to merge an adapter into it: %s", name, reason)
         _merge_whole(parts, dtype)
+
+
+def _prove_adapter(
+    made: Path, found: Checkpoint, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], trusts: bool
+) -> None:
+    """Prove a written adapter, on a base model with drawn weights; see prove_written."""
+    of_file = load_file(made / "adapter_model.safetensors")
+    of_folder = json.loads((made / ADAPTER_NAME).read_text()) | {"inference_mode": False}
+    del of_folder["base_model_name_or_path"]
+    model, written = (add_adapter(shell_of(made, found, trusts), each) for each in (config, of_folder))
+    adapter = adapter_of(written)
+    assert adapter is not None
+    if missing := sorted(key for key in adapter.tensors.values() if f"{_PREFIX}{key}" not in of_file):
+        raise CheckpointError(f"{found.where}: {missing[0]} was not written: export again")
+    named = {name: of_file[f"{_PREFIX}{key}"] for name, key in adapter.tensors.items()}
+    shapes = model.state_dict()
+
+    def read(own: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        if name in own:
+            return own[name]
+        drawn = torch.Generator().manual_seed(crc32(name_under(name).encode()))
+        return (torch.rand(shapes[name].shape, generator=drawn) / 8).to(shapes[name].dtype)
+
+    prove_written(made, model, partial(read, tensors), written, partial(read, named))
 
 
 class _Parts(NamedTuple):
@@ -83,20 +123,20 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
 
     check_by_parts(parts.config)
     base, model = empty(), add_adapter(empty(), parts.config)
+    unwritten = add_adapter(shell_of(made, found, parts.trust_remote_code), parts.config)
     of_base = find_tensors(parts.base, base)
     read = _reader(model, found, target, average=parts.average)
     merged = MergedTensors(base, model, of_base=of_base, of_adapter=lambda name: read([name])[name])
     _check_base(model, found, parts.base, unread=of_base)
+    if splits_tied(base, model):
+        untie(base)
     write_merged(made, base, merged, dtype=dtype)
+    prove_written(made, unwritten, merged.read_unmerged, *written_in(made, found, parts.trust_remote_code))
 
 
 def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
     """Write the merged model, with the whole model in memory."""
-    made, found, target, *_ = parts
-    wrapped = peft_model(_base(parts), parts.config)
-    model = take_adapter(wrapped)
-    _check_base(model, found, parts.base)
-    model.load_state_dict(_read(model, found, target, average=parts.average), strict=False)
+    made, wrapped = parts.made, _whole(parts)
     merged: Any = wrapped.merge_and_unload()
     if dtype is not None:
         merged = merged.to(getattr(torch, dtype))
@@ -104,6 +144,21 @@ def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
         (made / name).unlink(missing_ok=True)
     with without_progress():
         merged.save_pretrained(made)
+    del wrapped, merged
+    written = written_in(made, parts.found, parts.trust_remote_code)
+    prove_written(made, take_adapter(_whole(parts)).float(), None, *written)
+
+
+def _whole(parts: _Parts) -> PeftModel:
+    """Return the base with the adapter of a checkpoint, as peft's model."""
+    base = _base(parts)
+    wrapped = peft_model(base, parts.config)
+    model = take_adapter(wrapped)
+    _check_base(model, parts.found, parts.base)
+    model.load_state_dict(_read(model, parts.found, parts.target, average=parts.average), strict=False)
+    if splits_tied(model, model):
+        untie(model)
+    return wrapped
 
 
 def save_adapter(
@@ -178,7 +233,6 @@ def _reader(
 # Each layer with an adapter is made by itself, filled, and merged by peft's own method: the weights equal the weights
 # of peft's `merge_and_unload` to the last bit.
 
-Read = Callable[[str], torch.Tensor]  # the tensor of a name, on the CPU
 _KEEPS_BASE = (True, False, None, "gaussian")  # values of init_lora_weights without a change of the base weights
 
 
@@ -213,7 +267,10 @@ class MergedTensors:
         names = base.state_dict().keys()
         # A module trained as a whole is in the model twice: the copy was trained.
         self._trained = {name_under(name): name for name in adapter.tensors if name_under(name) in names}
-        _check_tied(base, {*self._layers, *self._trained})
+
+    def read_unmerged(self, name: str) -> torch.Tensor:
+        """Return a tensor of the model with the adapter."""
+        return self._of_adapter(name) if name in self._adapter.tensors else self._of_base.read(name_under(name))
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor, on the CPU, in the number format of the model."""
@@ -225,10 +282,7 @@ class MergedTensors:
     def _merged(self, path: str, leaf: str) -> torch.Tensor:
         layer: Any = copy.deepcopy(self._model.get_submodule(path)).to_empty(device="cpu")
         for key, tensor in layer.state_dict().items():
-            name = f"{path}.{key}"
-            tensor.copy_(
-                self._of_adapter(name) if name in self._adapter.tensors else self._of_base.read(name_under(name))
-            )
+            tensor.copy_(self.read_unmerged(f"{path}.{key}"))
         layer.merge()
         found: torch.Tensor = layer.get_base_layer().state_dict()[leaf]
         return found
@@ -273,11 +327,28 @@ def _layers(model: PreTrainedModel, adapter: Adapter) -> dict[str, str]:
     return found
 
 
-def _check_tied(base: PreTrainedModel, changed: set[str]) -> None:
-    """Raise WholeOnlyError if a tensor changed by the merge is tied to another name."""
-    tied: dict[int, list[str]] = {}
+def splits_tied(base: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Return whether an adapter changes a tensor that other names of the base share. model: with the adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    changed = {
+        path for path, each in model.named_modules() if isinstance(each, BaseTunerLayer | AuxiliaryTrainingWrapper)
+    }
+    tied: dict[int, set[str]] = {}
     for name, parameter in base.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(parameter), []).append(name)
-    for names in tied.values():
-        if len(names) > 1 and changed & {*names}:
-            raise WholeOnlyError(f"{names[0]} has an adapter, and is the same as {names[1]}")
+        tied.setdefault(id(parameter), set()).add(name_under(name).rpartition(".")[0])
+    return any(len(paths) > 1 and changed & paths for paths in tied.values())
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Give head and embedding tensors of their own, here and in the config; CheckpointError for other tied tensors."""
+    configs: Any = {id(each): each for each in (model.config, model.config.get_text_config())}
+    for each in configs.values():
+        each.tie_word_embeddings = False
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                setattr(module, name, torch.nn.Parameter(parameter.detach().clone(), requires_grad=False))
+            seen.add(id(parameter))

@@ -10,28 +10,36 @@ The format: https://huggingface.co/docs/safetensors, "Format".
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
+from zlib import crc32
 
 import torch
 import transformers
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from ...errors import CheckpointError, ConfigError
+from ...errors import CheckpointError, ConfigError, LmmsStreamError
 from ...freed_memory import give_back_memory
 from ...storage.failures import disk_errors
 from ...versions.transformers import KEEPS_NAMES, as_in_files, without_progress
-from ..model.build import class_of_family, class_of_slow_frames
+from ..model.adapters import run_module
+from ..model.build import class_of_family, class_of_slow_frames, parameters_on_meta
+from ..model.model import run_drawn
+from ..model.pretrained import WholeOnlyError, find_tensors
 from .store import Checkpoint
 from .tensors import Tensors, stored_tensors
 
+logger = logging.getLogger("lmms_stream")
 # The configs of a transformers folder, and the weights by their names in files.
 
 
@@ -277,3 +285,150 @@ def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> Pre
     if (folder / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return model
+
+
+# Proof of an export: the written model computes what the checkpoint's model computes, layer by layer.
+
+Read = Callable[[str], torch.Tensor]  # a tensor of a model by its name, on the CPU
+_NUM_TOKENS = 16
+_MOST_ROUNDINGS = 2.0  # differences up to so many times the effect of rounding each weight
+_SMALLEST_ROUNDING = 2.0**-20  # relative: sums in float32 round more than float32 weights
+
+
+class _AtUse(torch.Tensor):
+    """A weight, read again at each use: memory holds only the weights of the current operation."""
+
+    read: Callable[[], torch.Tensor]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(_AtUse, lambda each: each.read(), (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def shell_of(folder: Path, found: Checkpoint, trust_remote_code: bool) -> PreTrainedModel:
+    """Return the model of a folder with values only in its buffers, for `prove_written`."""
+    model_class, config = model_class_of(folder, found, trust_remote_code)
+    with parameters_on_meta():
+        model: PreTrainedModel = model_class(config)
+    model.tie_weights()
+    return model.float()
+
+
+def written_in(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tuple[PreTrainedModel, Read]:
+    """Return the model in a folder as from_pretrained loads it, and a function to read its tensors."""
+    model = shell_of(folder, found, trust_remote_code)
+    try:
+        return model, find_tensors(str(folder), model).read
+    except WholeOnlyError:
+        model_class, config = model_class_of(folder, found, trust_remote_code)
+        loaded: PreTrainedModel = model_class.from_pretrained(folder, config=config, dtype=torch.float32)
+        return loaded, dict(loaded.state_dict()).__getitem__
+
+
+def prove_written(
+    folder: Path, model: PreTrainedModel, read: Read | None, written: PreTrainedModel, read_written: Read
+) -> None:
+    """Raise CheckpointError if the written model of a folder differs from a checkpoint's model by more than rounding.
+
+    Each layer of both models runs in float32 on the layer's inputs in `model`, for token ids and media drawn by a
+    seed. A difference may be twice the effect of changing each written weight by its largest rounding, up or down by
+    chance. Other layers get drawn inputs, or their weights are compared. read: None for a model with weights.
+    """
+    noise, drawn, rounding = {"size": 0.0}, torch.Generator().manual_seed(0), _rounding_in(folder)
+    if read is not None:
+        _read_at_use(model, read, {"size": 0.0})
+    _read_at_use(written.eval(), read_written, noise)
+    layers = dict(model.eval().named_modules())
+    waiting = {path: each for path, each in written.named_modules() if _is_compared(each)}
+
+    def compare(path: str, args: Any, kwargs: Any, expected: Any) -> None:
+        layer, leaves, found = waiting.pop(path), _numbers(expected), []
+        for noise["size"] in (0.0, max(rounding, _SMALLEST_ROUNDING)):
+            found.append(_numbers(layer(*args, **kwargs)))
+            if len(found) == 1 and all(map(torch.equal, leaves, found[0])):
+                return
+        noise["size"] = 0.0
+        for one, two, three in zip(leaves, *found, strict=True):
+            difference, allowed = float((one - two).norm()), _MOST_ROUNDINGS * float((three - two).norm())
+            if difference > allowed:
+                raise CheckpointError(
+                    f"the written model is not the checkpoint's: {path} differs by {difference:.3g} on drawn inputs, "
+                    f"and rounding explains {allowed:.3g}. Nothing is exported; please report the model and its adapter"
+                )
+
+    def hook(path: str, _: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if path in waiting:
+            compare(path, args, kwargs, output)
+
+    for path in waiting.keys() & layers.keys():
+        layers[path].register_forward_hook(partial(hook, path), with_kwargs=True)
+    with torch.no_grad():
+        try:
+            run_drawn(model, folder, drawn, num_tokens=_NUM_TOKENS)
+        except LmmsStreamError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
+            logger.warning("each layer of the model is compared alone, because the model does not run here: %s", error)
+        for path, layer in [*waiting.items()]:
+            if path not in layers:
+                raise CheckpointError(f"the written model has {path}, which the checkpoint's model does not have")
+            if (given := _drawn_input(layer, drawn)) is not None:
+                layers[path](given)
+                continue
+            for name, tensor in {**layer._parameters, **layer._buffers}.items():
+                if tensor is not None and name not in layer._non_persistent_buffers_set:
+                    (one,), (two,) = _numbers(getattr(run_module(layers[path]), name) + 0), _numbers(tensor + 0)
+                    if one.shape != two.shape or ((one - two).abs() > 2 * rounding * one.abs()).any():
+                        raise CheckpointError(f"the written model is not the checkpoint's: {path}.{name} differs")
+
+
+def _rounding_in(folder: Path) -> float:
+    """Return the largest relative error of rounding to the number formats of the weights in a folder."""
+    formats = {torch_name: dtype for dtype, torch_name in _DTYPES.items() if dtype.is_floating_point}
+    found = [0.0]
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            kinds = {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118  # not a mapping
+        found += [torch.finfo(formats[each]).eps / 2 for each in kinds & formats.keys()]
+    return max(found)
+
+
+def _is_compared(module: torch.nn.Module) -> bool:
+    """Return whether a module is a layer: with weights of its own, an adapter, or without parts."""
+    return bool(module._parameters) or hasattr(module, "base_layer") or not any(module.children())
+
+
+def _numbers(found: Any) -> list[torch.Tensor]:
+    """Return the tensors in a result, in float32, without infinity and NaN: equal places of these are equal."""
+    tensors = [each.float() for each in tree_leaves(found) if torch.is_tensor(each)]
+    return [torch.nan_to_num(each, nan=1e9, posinf=1e10, neginf=-1e10) for each in tensors]
+
+
+def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float]) -> None:
+    """Replace the tensors of a model by tensors read at each use, changed up or down by chance by the noise's size."""
+
+    def values(name: str) -> torch.Tensor:
+        tensor = read(name)
+        if not tensor.is_floating_point():
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
+        return tensor.float() * (1 + noise["size"] * (2 * signs - 1)) if noise["size"] else tensor.float()
+
+    for name, like in model.state_dict().items():
+        path, _, leaf = name.rpartition(".")
+        dtype = torch.float32 if like.is_floating_point() else like.dtype
+        weight: Any = torch.Tensor._make_wrapper_subclass(_AtUse, like.shape, dtype=dtype)  # type: ignore[attr-defined]
+        weight.read = partial(values, name)
+        module = model.get_submodule(path)
+        (module._parameters if leaf in module._parameters else module._buffers)[leaf] = weight
+
+
+def _drawn_input(layer: torch.nn.Module, drawn: torch.Generator) -> torch.Tensor | None:
+    if isinstance(layer, torch.nn.Linear):
+        return torch.randn(_NUM_TOKENS, layer.in_features, generator=drawn)
+    if isinstance(layer, torch.nn.Embedding):
+        return torch.randint(0, layer.num_embeddings, (_NUM_TOKENS,), generator=drawn)
+    if isinstance(layer, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
+        return torch.randn(_NUM_TOKENS, layer.in_channels, *layer.kernel_size, generator=drawn)
+    return None

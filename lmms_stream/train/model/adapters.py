@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 import re
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from ...errors import ConfigError, LmmsStreamError
+from ...errors import ConfigError, LmmsStreamError, did_you_mean, nearest_name
 from ..run.distributed import from_rank_0
 from .pretrained import PretrainedTensors
 
@@ -33,8 +34,21 @@ _INSIDE = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)\.")
 # Kinds of adapters that the model's own forward cannot train on packs, and reasons.
 _REFUSED = {
     "ADALORA": "has other ranks as it trains, by a call after each step that other adapters do not need",
+    "ADAMSS": "chooses its parts as it trains, by a call after each step that other adapters do not need",
     "ADAPTION_PROMPT": "puts tokens of its own in front of a sequence, which here holds several samples",
+    "POLY": "takes the number of a task with each batch, by peft's own forward",
+    "SHADOW": "runs a second model, by peft's own forward",
+    "TRAINABLE_TOKENS": "reads the embedding's weight from outside of the embedding, and FSDP gathers it only inside",
     "XLORA": "runs the model twice for each batch",
+}
+# Options of adapters that peft's own forward or loss, or a call of the user, would carry out: option -> reason.
+_REFUSED_OPTIONS = {
+    "alora_invocation_tokens": "finds tokens in each sequence by peft's own forward, and is a LoRA of all tokens here",
+    "arrow_config": "chooses between several adapters, and a run trains a single one",
+    "kasa_config": "adds a loss of the adapter, which the task's loss does not have",
+    "monteclora_config": "adds a loss of the adapter, which the task's loss does not have",
+    "trainable_token_indices": "reads the embedding's weight from outside of the embedding, and FSDP gathers it only "
+    "inside: train all rows with modules_to_save",
 }
 
 
@@ -60,6 +74,81 @@ def adapter_of(model: torch.nn.Module) -> Adapter | None:
 def add_adapter(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PreTrainedModel:
     """Return the model with a new adapter; only the adapter is trained. See peft_model."""
     return take_adapter(peft_model(model, config))
+
+
+def new_peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PeftModel:
+    """Add a new adapter for training; see peft_model.
+
+    ConfigError also for options and names in the config without effect on the model.
+    """
+    options: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
+    modules, parameters = dict(model.named_modules()).keys(), dict(model.named_parameters()).keys()
+    _check_options(options)
+    _check_names(options, modules=modules, targets=modules, parameters=parameters)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = peft_model(model, config)
+    for each in caught:
+        if "ignored" in (text := " ".join(str(each.message).split())):
+            raise ConfigError(f"peft ignores an option of the adapter: {text}")
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    tuner: Any = made.base_model
+    if targets := [*getattr(tuner, "targeted_module_names", ()), *getattr(tuner, "targeted_parameter_names", ())]:
+        _check_names(options, modules=modules, targets=targets, parameters=parameters)
+    return made
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an unknown option of peft, and for an option that needs a call before training."""
+    if find_spec("peft") is None:
+        return
+    import peft
+
+    kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING.get(_plain(options.get("peft_type", "LORA")))
+    known = [] if kind is None else [each.name for each in fields(kind)]
+    for name in options if known else ():
+        if name not in known:
+            remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(name, known)!r}")
+            raise ConfigError(f"model.adapter has {name!r}, which no {kind.__name__} has: {remedy}")
+    if options.get("init_lora_weights") == "eva":
+        raise ConfigError("init_lora_weights eva of an adapter reads data in a call before training: choose another")
+
+
+def _check_names(
+    options: Mapping[str, Any], *, modules: Iterable[str], targets: Iterable[str], parameters: Iterable[str]
+) -> None:
+    """Raise ConfigError for a name or layer without a match, by peft's rules. targets: of the adapter."""
+
+    def in_any(paths: Iterable[str]) -> Callable[[str], bool]:
+        return lambda name: any(path == name or path.endswith(f".{name}") for path in paths)
+
+    def by_pattern(name: str) -> bool:
+        return any(re.match(rf"(.*\.)?({name})$", path) for path in targets)
+
+    rules = {
+        "target_modules": in_any(targets),
+        "feedforward_modules": in_any(targets),
+        "exclude_modules": in_any(modules),
+        "modules_to_save": lambda name: any(path.endswith(name) for path in modules),
+        "target_parameters": in_any(parameters),
+        "rank_pattern": by_pattern,
+        "alpha_pattern": by_pattern,
+        "layers_pattern": lambda name: any(re.search(rf"(^|\.){name}\.\d+(\.|$)", path) for path in targets),
+        "layers_to_transform": lambda name: any(f".{name}." in f".{path}." for path in targets),
+    }
+    tails = dict.fromkeys(part for path in modules for part in path.split("."))
+    for option, matches in rules.items():
+        names = options.get(option) or []
+        if isinstance(names, str) and option == "modules_to_save":
+            raise ConfigError(f"model.adapter modules_to_save is {names!r}: write a list, [{names}]")
+        if isinstance(names, str) and option != "layers_pattern":
+            continue  # a pattern, or a word of peft: peft raises an error if it matches nothing
+        for name in [names] if isinstance(names, str | int) else sorted(names):
+            if not matches(str(name)):
+                known = parameters if option == "target_parameters" else tails
+                known = [each for each in known if each and each.isdigit() == isinstance(name, int)]
+                remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(str(name), known)!r}")
+                raise ConfigError(f"model.adapter {option} has {name!r}, which matches nothing in the model: {remedy}")
 
 
 def peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -> PeftModel:
@@ -186,6 +275,9 @@ def _check_kind(config: PeftConfig) -> None:
     reason = _REFUSED["ADAPTION_PROMPT"] if config.is_prompt_learning else _REFUSED.get(kind)
     if reason is not None:
         raise ConfigError(f"an adapter of peft_type {kind} {reason}: choose LORA")
+    for option, reason in _REFUSED_OPTIONS.items():
+        if getattr(config, option, None):
+            raise ConfigError(f"the adapter's option {option} {reason}: leave it out")
 
 
 def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str, str]:
@@ -194,7 +286,13 @@ def _tensors(model: PreTrainedModel, name: str, config: PeftConfig) -> dict[str,
 
     state = model.state_dict()
     name_of = {id(tensor): key for key, tensor in state.items()}
-    saved = get_peft_model_state_dict(model, state_dict=state, adapter_name=name, save_embedding_layers=False)
+    try:
+        saved = get_peft_model_state_dict(model, state_dict=state, adapter_name=name, save_embedding_layers=False)
+    except (KeyError, ValueError) as error:  # for example projections that peft keeps outside of the model
+        raise ConfigError(
+            f"peft cannot save an adapter of type {_plain(config.peft_type)} from the model that is trained: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     found = {name_of.get(id(tensor), ""): key for key, tensor in saved.items()}
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     if "" in found or not trained <= found.keys():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +23,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...checks import check_fields
-from ...errors import ConfigError, LmmsStreamError, if_folder_of_lfs_pointers
+from ...errors import ConfigError, LmmsStreamError, did_you_mean, if_folder_of_lfs_pointers, nearest_name
 from ...processes.own_code import own_code
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
-from .adapters import add_adapter
+from .adapters import new_peft_model, take_adapter
 from .attention import Attention, implementations, may_be_set
 from .pretrained import WholeOnlyError, find_tensors, leave_unread
 
@@ -201,7 +204,7 @@ class ModelConfig:
         from transformers import GenerationConfig
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        model = source._made(_parameters_on_meta() if is_first else torch.device("meta"))
+        model = source._made(parameters_on_meta() if is_first else torch.device("meta"))
         model.tie_weights()  # empty parameters were untied
         if self.pretrained is not None:  # from_pretrained writes dtype to all configs, from_config does not
             of_parts = (getattr(model.config, name, None) for name in model.config.sub_configs)
@@ -233,7 +236,7 @@ class ModelConfig:
                 use_liger_kernels(model)
             if self.adapter is not None:
                 with torch.device("cpu") if empty is None else empty:
-                    model = add_adapter(model, self.adapter)
+                    model = take_adapter(new_peft_model(model, self.adapter))
         return model
 
     def _build(self, empty: AbstractContextManager[object] | None) -> PreTrainedModel:
@@ -252,6 +255,8 @@ class ModelConfig:
             import_module(".slow_fast", __package__).with_slow_frames(config, self.slow_every)
         own = own or class_of_slow_frames(config.to_dict())
         auto, model_class = (None, own) if own is not None else self._classes(config)
+        if self.config is not None:
+            check_keys(self.config, config, model_class)
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
         options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
@@ -315,7 +320,7 @@ class ModelConfig:
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Make new modules' parameters on the meta device, and their buffers with values."""
 
     def empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -354,6 +359,76 @@ def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
     if config.get("model_type") != "llava_onevision" or not config.get("faster_token_stride"):
         return None
     return import_module(".slow_fast", __package__).LlavaOnevisionForConditionalGeneration
+
+
+def check_keys(
+    fields: Mapping[str, Any], config: PretrainedConfig, *classes: type, prefix: str = "model.config."
+) -> None:
+    """Raise ConfigError for a field that the config's class does not declare, and no code of class or model reads.
+
+    The field of a part may stand among the fields of the whole if the config passes its value to the part. classes: of
+    the model, and of configs around this config.
+    """
+    parts = {name: each for name, each in vars(config).items() if hasattr(each, "sub_configs")}
+    own, classes = _declared(type(config)), (*classes, type(config))
+    read = {name for each in (*classes, _modelling(type(config))) for name in _read_names(each)}
+    for name, value in fields.items():
+        of_parts = {part: each for part, each in parts.items() if name in _declared(type(each))}
+        if name in parts and isinstance(value, Mapping):
+            check_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.")
+            continue
+        is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
+        if of_parts and not is_passed:
+            raise ConfigError(
+                f"{prefix}{name} reaches nothing: write {' or '.join(f'{prefix}{part}.{name}' for part in of_parts)}"
+            )
+        if not is_passed and name not in read and name != "model_type":
+            known = own | {"rope_theta", "rope_scaling"}
+            remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(name, known)!r}")
+            raise ConfigError(
+                f"{prefix}{name} reaches nothing: {type(config).__name__} does not declare it, and the model's code "
+                f"does not read it: {remedy}"
+            )
+        _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
+
+
+def _check_rope(name: str, value: Any, read: set[str]) -> None:
+    """Raise ConfigError for an option of rotary positions that no code reads; a kind of layers may have its own."""
+    if not isinstance(value, Mapping) or not name.rpartition(".")[2].startswith("rope_"):
+        return
+    known = read | _read_names(import_module("transformers.modeling_rope_utils"))
+    for option, each in value.items():
+        if option not in known:
+            raise ConfigError(f"{name}.{option} reaches nothing: {did_you_mean(option, known)}")
+        _check_rope(name, each, known)
+
+
+@cache
+def _declared(config_class: Any) -> set[str]:
+    """Return the fields that a config class declares, by any name, with attributes set by its constructor."""
+    names = {name for base in config_class.__mro__ for name in inspect.signature(base.__init__).parameters}
+    with suppress(*_UNBUILT):  # some classes need arguments
+        names |= vars(config_class()).keys()
+    return {*names, *config_class.attribute_map, *config_class.sub_configs} - {"self", "args", "kwargs"}
+
+
+_READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,]\s*)\"(\w+)\"|\[\"(\w+)\"\]")
+
+
+def _modelling(config_class: type) -> Any:
+    """Return the module of models beside a config's module; the class without such a module."""
+    try:
+        return import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return config_class
+
+
+@cache
+def _read_names(code: Any) -> set[str]:
+    """Return the names of fields and options in the source of a module, or of the modules of a class and its bases."""
+    modules = {each.__module__ for each in code.__mro__[:-1]} if isinstance(code, type) else {code.__name__}
+    found = [pair for module in modules for pair in _READ.findall(inspect.getsource(sys.modules[module]))]
+    return {name for pair in found for name in pair if name}
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -431,6 +506,10 @@ def build_diffusers(
     if pretrained is not None and not is_empty:
         loaded: torch.nn.Module = kind.from_pretrained(pretrained, torch_dtype=dtype)
         return loaded
+    known = {name for name in inspect.signature(kind.__init__).parameters if name != "self"}
+    for name in config if pretrained is None else ():
+        if name not in known and not name.startswith("_"):
+            raise ConfigError(f"model.config.{name} reaches nothing: {did_you_mean(name, known)}")
     with torch.device("meta" if is_empty else "cpu"):
         made: torch.nn.Module = kind.from_config(dict(config))
     return made.to(dtype)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from ...errors import ConfigError
+from ...errors import ConfigError, LmmsStreamError
 from ...loader.collate import joined_bounds
 from ...processors.base import Processor
 from ...processors.families.family import Family, towers_of
 from ...processors.tokenizers import FastTokenizer
+from ...registry import imported
 from ...types import Batch
 from ...versions.transformers import masks_of_packs, name_missing_output
 from .adapters import run_module, take_adapter
@@ -476,3 +479,19 @@ def _numbers_of_samples(batch: Batch) -> torch.Tensor:
     bounds = batch.cu_seqlens
     numbers = torch.arange(len(bounds) - 1, dtype=torch.int32, device=bounds.device)
     return numbers.repeat_interleave(bounds.diff(), output_size=batch.num_tokens)[None]
+
+
+def run_drawn(model: PreTrainedModel, folder: Path, drawn: torch.Generator, *, num_tokens: int) -> None:
+    """Run a model on drawn token ids, and its towers on drawn media if the folder has a processor of media."""
+    family: Family | None = None
+    if (folder / "preprocessor_config.json").exists() or (folder / "processor_config.json").exists():
+        with suppress(LmmsStreamError):  # of another processor: the caller gives the towers' layers drawn inputs
+            family = imported("processors.multimodal:MultimodalProcessor").from_pretrained(str(folder)).family
+    packed = PackedModel(model, family)
+    model(input_ids=torch.randint(0, packed.num_predicted, (1, num_tokens), generator=drawn), use_cache=False)
+    if family is not None:
+        media = Dummies(family)
+        for each in tree_leaves(media.of_kind):
+            if each.is_floating_point():
+                each.normal_(generator=drawn)
+        media.zero(packed.media_model, {}, torch.device("cpu"))

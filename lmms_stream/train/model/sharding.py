@@ -15,7 +15,7 @@ import torch.fx.experimental._config as shape_config
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ...errors import ConfigError
+from ...errors import ConfigError, nearest_name
 from ...freed_memory import give_back_memory
 from ...registry import imported
 from ...versions.transformers import checkpoint_activations, in_float32
@@ -232,7 +232,8 @@ def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matched = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
         if not matched:
-            raise ConfigError(f"train.frozen {pattern!r} matches no parameter: they are named like {named[0][0]!r}")
+            nearest = nearest_name(pattern, (name for name, _ in named))
+            raise ConfigError(f"train.frozen {pattern!r} matches no parameter: the nearest name is {nearest!r}")
         for parameter in matched:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for _, parameter in named):

@@ -7,8 +7,9 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -107,11 +108,18 @@ class StepWindow:
         """Forget the steps; only the quantiles of waiting times keep WINDOW_STEPS steps."""
         self.num_steps = 0
         self.sums = StepCounts(*np.zeros(len(StepCounts._fields)))
-        self._waits[:] = 0
+        self._waits = np.zeros_like(self._waits)
         self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least and most of each step
         self._imbalances: list[float] = []
         self._tower_imbalances: list[float] = []  # of steps with media
         self._pack_bounds = [math.inf, 0.0]
+
+    def end(self) -> StepWindow:
+        """Return the steps in a window of their own, and begin the next steps."""
+        ended = copy(self)
+        ended._longest_waits = self._longest_waits.copy()
+        self.begin()
+        return ended
 
     def add(self, everyone: NDArray[np.float64]) -> StepCounts:
         """Add a step, float64[world_size, counts]; return the sums over ranks with different packs."""
@@ -364,50 +372,53 @@ class Meter:
         self._units = [total + more for total, more in zip(self._units, units, strict=True)]
         self._grad_norms.append(grad_norm)
 
-    def record(self) -> dict[str, Any]:
-        """Return the figures of the steps since the last record: averages, rates and total counts."""
-        fetched, losses_here = self._loader.fetched, self._losses.flatten().tolist()
-        memory = self._memory()
-        mine = [*losses_here, *fetched, *memory.values()]
-        everyone = gather(mine, self._world.world_size)
-        now = time.monotonic()
-        seconds = now - self._since - self._aside_s
-        num_losses = self._losses.numel()
-        losses = everyone[:, :num_losses].sum(dim=0).view_as(self._losses).tolist()
-        sums, readers = self._window.sums, self._world.replication
-        units = [count * readers for count in self._units]  # ranks with the same packs each have the losses
-        record = {
-            **by_source("epoch", self._loader.epochs),
-            **objective_losses(self._objectives, self._loader.sources, losses, units),
-            "grad_norm": finite_mean(self._grad_norms),
-            "num_steps": self._window.num_steps,
-            "num_tokens": int(sums.num_tokens),
-            "num_loss_tokens": int(sums.num_loss_tokens),
-            "seconds": seconds,
-            **self._window.figures(seconds),
-            **self._utilization(seconds),
-            **({} if self._compilations is None else self._compilations.figures()),
-            **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
-            **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
-        }
-        self.pack_tokens = self._window.pack_tokens
-        self._begin(now)
-        return record
+    def end_record(self) -> Callable[[], dict[str, Any]]:
+        """End the steps of a record; return the function for its figures: averages, rates and total counts.
 
-    def _begin(self, now: float) -> None:
-        self._window.begin()
-        self._losses.zero_()
-        self._units = [0.0] * len(self._objectives)
-        self._grad_norms.clear()
-        self._aside_s = 0.0
-        self._since = now
+        All ranks call the function, after `end_step` with the last step's losses, before the next step's.
+        """
+        window, fetched, memory, now = self._window.end(), [*self._loader.fetched], self._memory(), time.monotonic()
+        epochs = by_source("epoch", self._loader.epochs)
+        graphs = {} if self._compilations is None else self._compilations.figures()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def _utilization(self, seconds: float) -> dict[str, float]:
+        def record() -> dict[str, Any]:
+            mine = [*self._losses.flatten().tolist(), *fetched, *memory.values()]
+            everyone = gather(mine, self._world.world_size)
+            # The last step of a GPU ends when its values have arrived, now.
+            ended_s = now if self._device.type == "cpu" else time.monotonic()
+            seconds = ended_s - self._since - self._aside_s
+            num_losses = self._losses.numel()
+            losses = everyone[:, :num_losses].sum(dim=0).view_as(self._losses).tolist()
+            units = [count * self._world.replication for count in self._units]  # ranks with the same packs have all
+            figures = {
+                **epochs,
+                **objective_losses(self._objectives, self._loader.sources, losses, units),
+                "grad_norm": finite_mean(self._grad_norms),
+                "num_steps": window.num_steps,
+                "num_tokens": int(window.sums.num_tokens),
+                "num_loss_tokens": int(window.sums.num_loss_tokens),
+                "seconds": seconds,
+                **window.figures(seconds),
+                **self._utilization(window.sums.flops, seconds),
+                **graphs,
+                **self._fetches(everyone[:, num_losses : num_losses + len(fetched)], seconds),
+                **dict(zip(memory, everyone[:, num_losses + len(fetched) :].amax(dim=0).tolist(), strict=True)),
+            }
+            self.pack_tokens = window.pack_tokens
+            self._losses.zero_()
+            self._units = [0.0] * len(self._objectives)
+            self._grad_norms.clear()
+            self._aside_s, self._since = 0.0, ended_s
+            return figures
+
+        return record
+
+    def _utilization(self, flops: float, seconds: float) -> dict[str, float]:
         if self._flops is None:
             return {}
-        tflops = self._window.sums.flops / seconds / self._world.world_size / 1e12
+        tflops = flops / seconds / self._world.world_size / 1e12
         figures = {"perf/tflops_per_device": tflops}
         return figures if self._peak is None else figures | {"perf/mfu": tflops / self._peak}
 

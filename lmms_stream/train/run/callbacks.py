@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 _FLAGS = tuple(each.name for each in dataclasses.fields(Flags))
+_IN_STEPS = (
+    "on_log", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end",
+)  # fmt: skip
 
 
 class Callbacks:
     """The callbacks of a run, with TrainerState and TrainerControl, like in transformers' Trainer.
 
+    reads_records: whether a callback of any rank is called in steps, and may need the records of all steps before.
     arguments: makes the TrainingArguments for callbacks. standing: returns the current fields of TrainerState.
     transformers' callbacks are imported only with a callback, or when the state is read.
     """
@@ -39,7 +43,7 @@ class Callbacks:
         self._make_arguments, self._standing, self._world_size = arguments, standing, world_size
         self._arguments: TrainingArguments | None = None
         self._state: TrainerState | None = None
-        self._agrees = False
+        self._agrees = self.reads_records = False
         for each in callbacks:
             self.add(each)
 
@@ -66,7 +70,8 @@ class Callbacks:
 
     def begin_run(self) -> None:
         """Begin a run. If any rank has callbacks, all ranks will agree on due actions. All ranks call this."""
-        self._agrees = bool(gather([float(len(self._all))], self._world_size).any())
+        mine = [float(len(self._all)), float(any(map(self.listens, _IN_STEPS)))]
+        self._agrees, self.reads_records = gather(mine, self._world_size).bool().any(dim=0).tolist()
         self.control.should_training_stop = False
         self.call("on_train_begin")
         self.agree()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,8 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import TrainingError
-from ...types import World
+from ...types import Batch, World
 from .distributed import gather
+from .optimizers import local
+
+logger = logging.getLogger("lmms_stream")
 
 
 @dataclass(slots=True)
@@ -145,11 +150,11 @@ def agreed(everyone: NDArray[np.float64], *, num_units: int, replication: int) -
 
 
 class StepReading:
-    """The gradient norm and the losses of a step, copied to the host while its next work is queued."""
+    """The gradient norm, the losses and norms of groups of a step, copied to the host while its next work is queued."""
 
-    def __init__(self, grad_norm: torch.Tensor, losses: torch.Tensor):
+    def __init__(self, grad_norm: torch.Tensor, losses: torch.Tensor, of_groups: Sequence[torch.Tensor] = ()):
         self._shape, self._copied = losses.shape, None
-        self._on_way = torch.cat([each.detach().double().flatten() for each in (grad_norm, losses)])
+        self._on_way = torch.cat([each.detach().double().flatten() for each in (grad_norm, losses, *of_groups)])
         if self._on_way.is_cuda:  # only into page-locked memory does the copy leave the host free
             on_host = torch.empty_like(self._on_way, device="cpu", pin_memory=True)
             self._on_way = on_host.copy_(self._on_way, non_blocking=True)
@@ -157,9 +162,85 @@ class StepReading:
             self._copied.record()
 
     @cached_property
-    def values(self) -> tuple[float, torch.Tensor]:
-        """The norm, and the losses on the CPU, float64 of their shape; the first use waits for the step."""
+    def values(self) -> tuple[float, torch.Tensor, list[float]]:
+        """The norm, the losses on the CPU, float64 of their shape, and norms; the first use waits for the step."""
         if self._copied is not None:
             self._copied.synchronize()
-        norm, *losses = self._on_way.tolist()
-        return norm, torch.tensor(losses, dtype=torch.float64).view(self._shape)
+        norm, *others = self._on_way.tolist()
+        losses = torch.tensor(others[: self._shape.numel()], dtype=torch.float64)
+        return norm, losses.view(self._shape), others[self._shape.numel() :]
+
+
+# Groups of trained parameters without a gradient.
+
+STEPS_WITHOUT_GRADIENT = 20  # steps that reach a group, before the warning
+
+
+class Unreached:
+    """Warns of each group of trained parameters without a gradient in the first steps for this group.
+
+    A group: the parameters of a pattern of train.groups, of each tower separately. Steps with its medium reach a tower;
+    steps with all media reach parameters between towers and text model. Every step with something to train on reaches
+    other groups.
+    """
+
+    def __init__(self, model: Any, patterns: Iterable[str]):
+        towers: dict[int, set[str]] = {}  # by id of a parameter: kinds of media
+        for kind, tower in model.towers.items():
+            for each in tower.parameters():
+                towers.setdefault(id(each), set()).add(kind)
+        text = [getattr(model.model, name, lambda: None)() for name in ("get_decoder", "get_output_embeddings")]
+        of_text = {id(each) for part in text if part is not None for each in part.parameters()}
+        groups: dict[tuple[str, str], list[torch.Tensor]] = {}
+        for name, each in model.model.named_parameters():
+            if each.requires_grad:
+                pattern = next((one for one in patterns if one != "*" and fnmatchcase(name, one)), "*")
+                kinds = towers.get(id(each), set() if id(each) in of_text else {*model.towers})
+                groups.setdefault((pattern, "+" * (id(each) not in towers) + ",".join(sorted(kinds))), []).append(each)
+        self._kinds, self._family = sorted(model.towers), model.family
+        self._groups, self._num_steps, self._has_gradient = groups, [0] * len(groups), [False] * len(groups)
+
+    def media(self, batches: Sequence[Batch]) -> list[float]:
+        """Return the number of batches with each kind of media."""
+        present = [self._family.kinds_of(batch.inputs) for batch in batches] if self._kinds else []
+        return [float(sum(kind in each for each in present)) for kind in self._kinds]
+
+    def norms(self, media: Sequence[float]) -> list[torch.Tensor]:
+        """Return the sum of sizes of this rank's gradients of each group, on the device; [] if no group needs it.
+
+        media: numbers of batches on all ranks.
+        """
+        pairs = zip(self._num_steps, self._has_gradient, self._reached(media), strict=True)
+        if not any(each < STEPS_WITHOUT_GRADIENT and not found and reached for each, found, reached in pairs):
+            return []
+        norms = []
+        for group in self._groups.values():
+            found = [local(each.grad) for each in group if each.grad is not None]
+            # the sum of magnitudes, because squares of small numbers are 0
+            norms.append(torch.stack(torch._foreach_norm(found, 1)).sum() if found else local(group[0]).new_zeros(()))
+        return norms
+
+    def _reached(self, media: Sequence[float]) -> list[bool]:
+        """Return whether a step reaches each group."""
+        present = {kind for kind, count in zip(self._kinds, media, strict=True) if count}
+        needed = [({*kinds.strip("+").split(",")} - {""}, kinds.startswith("+")) for _, kinds in self._groups]
+        return [kinds <= present if needs_all else bool(kinds & present) for kinds, needs_all in needed]
+
+    def take(self, norms: Sequence[float], media: Sequence[float], *, step: int, world: World) -> None:
+        """Count a step with units to train on. norms: of this rank. media: numbers of batches on all ranks."""
+        due = False
+        for index, is_reached in enumerate(self._reached(media)):
+            self._num_steps[index] += is_reached
+            due |= is_reached and self._num_steps[index] == STEPS_WITHOUT_GRADIENT
+            self._has_gradient[index] |= bool(norms) and norms[index] != 0
+        if not due:
+            return
+        anywhere = gather([float(each) for each in self._has_gradient], world.world_size).any(dim=0).tolist()
+        for (pattern, kinds), num_steps, found in zip(self._groups, self._num_steps, anywhere, strict=True):
+            if num_steps == STEPS_WITHOUT_GRADIENT and not found and world.rank == 0:
+                media_named = "" if kinds == "+" else f", of {kinds.strip('+').replace(',', ' and ')}"
+                logger.warning(
+                    "no gradient has reached the parameters of train.groups %r%s in the first %d steps that should, up "
+                    "to step %d: see that the losses depend on them, or name them in train.frozen",
+                    pattern, media_named, num_steps, step,
+                )  # fmt: skip

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ...errors import ConfigError, LmmsStreamError
+from ...errors import ConfigError, LmmsStreamError, did_you_mean, nearest_name
 from .copies import writes_saved
 from .settings import TrainConfig
 
@@ -54,8 +54,8 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
     for pattern, values in config.groups.items():
         if strange := sorted(values.keys() - made.defaults.keys()):
             raise ConfigError(
-                f"train.groups {pattern!r} has {strange[0]}, which is not an option of {config.optim} for a group: use "
-                f"only {', '.join(made.defaults)}"
+                f"train.groups {pattern!r} has {strange[0]}, which is not an option of {config.optim} for a group: "
+                f"{did_you_mean(strange[0], made.defaults)}"
             )
     return made
 
@@ -96,8 +96,8 @@ def _patterns(model: torch.nn.Module, patterns: Iterable[str]) -> dict[int, str]
         matched = [(name, each) for name, each in named if fnmatchcase(name, pattern)]
         if not matched:
             raise ConfigError(
-                f"train.groups {pattern!r} matches no parameter that is trained: they are named like "
-                f"{next(name for name, _ in named)!r}"
+                f"train.groups {pattern!r} matches no parameter that is trained: the nearest name is "
+                f"{nearest_name(pattern, (name for name, _ in named))!r}"
             )
         for name, each in matched:
             if (before := found.setdefault(id(each), pattern)) != pattern:

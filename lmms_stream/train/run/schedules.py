@@ -165,4 +165,8 @@ def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
             name, details = "polynomial", {"lr_end": lowest, "power": 1.0}
         else:
             details["min_lr_ratio"] = share
+    if given and name == "constant_with_warmup":  # transformers ignores them
+        raise ConfigError(
+            f"train.lr_scheduler_kwargs has {min(given)}, and lr_scheduler_type {kind} has no arguments: leave it out"
+        )
     return name, {**details, **given}

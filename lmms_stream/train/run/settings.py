@@ -313,7 +313,8 @@ class TrainConfig:
     # other arguments of the schedule, such as num_cycles; min_lr: learning rate at the end of "cosine", "linear" and
     # "wsd" (groups keep its share of learning_rate); decay_ratio: share of the run in which "wsd" decays (0.1)
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    # length of the warm-up from a learning rate of 0: steps, or tokens with max_tokens; below 1: a share of the run
+    # length of the warm-up from a learning rate of 0 ("wsd": from min_lr): steps, or tokens with max_tokens; below 1:
+    # a share of the run
     warmup: float = 0
 
     # The model on the ranks
