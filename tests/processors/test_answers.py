@@ -210,8 +210,20 @@ answers = st.fixed_dictionaries(
 others = st.sampled_from([*chat(("user", "And?"), ("user", ""), ("system", "Be brief.")), RESULT])
 conversations = st.lists(answers | others, min_size=1, max_size=6)
 NAMES = rounds(
-    ("qwen3", "gptoss", "deepseekv3", "llama3_1"),
-    ("phi3", "glm4moe", "gemma3", "gemma4_v4", "lfm2", "smolvlm", "nemotron_3_nano", "cohere2", "deepseek_r1_distill"),
+    ("qwen3", "gptoss"),
+    (
+        "deepseekv3",
+        "llama3_1",
+        "phi3",
+        "glm4moe",
+        "gemma3",
+        "gemma4_v4",
+        "lfm2",
+        "smolvlm",
+        "nemotron_3_nano",
+        "cohere2",
+        "deepseek_r1_distill",
+    ),
 )
 PROCESSORS: dict[str, Callable[[ChatProcessor], Any]] = {
     "all": lambda chats: chats,
