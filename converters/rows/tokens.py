@@ -17,6 +17,7 @@ from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
 
 NOTHING_LEARNT = "no token would be learnt: does the chat template mark what the assistant says?"
+NO_SPANS = np.array([[0, 1]], np.int32)  # MDS has no empty arrays, and nothing predicts the first token of a sample
 _LAST_ID = (1 << 31) - 1
 _LARGE_VOCABULARY = 1 << 19
 _TYPES_OF_BYTES = ("float64", ">i8", "float32", "int32", ">i4", "uint16", ">u2")  # NumPy's names
@@ -182,24 +183,29 @@ TOKENS = RowKind(
 # Samples -> samples of the tokens schema, by a processor, while they are converted. Pure.
 
 
-def to_tokens(samples: Sequence[Sample], processor: Processor) -> list[dict[str, Any] | DataError]:
+def to_tokens(
+    samples: Sequence[Sample], processor: Processor, *, keep_masked: bool = False
+) -> list[dict[str, Any] | DataError]:
     """Return samples for `processor` in the tokens schema.
 
-    A DataError replaces a sample without tokens to train on, and a sample with model input that the schema lacks.
+    A DataError replaces a sample with model input that the schema lacks, and, without keep_masked, a sample without
+    tokens to train on.
     """
     if not tokenizes_all(processor):
-        return [or_error(_as_tokens, sample, processor) for sample in samples]
+        return [or_error(_as_tokens, sample, processor, keep_masked=keep_masked) for sample in samples]
     tokenize_all: TokenizeAll = processor.tokenize_all  # type: ignore[attr-defined]
-    return through(tokenize_all(samples), lambda made: [_stored(*tokens) for tokens in made])
+    return through(tokenize_all(samples), lambda made: [_stored(*tokens, keep_masked=keep_masked) for tokens in made])
 
 
-def _stored(ids: NDArray[np.int32], spans: Sequence[tuple[int, int]]) -> dict[str, Any] | DataError:
-    if not len(spans):
-        return DataError(NOTHING_LEARNT)
-    return {"input_ids": ids, "loss_spans": np.array(spans, np.int32)}
+def _stored(
+    ids: NDArray[np.int32], spans: Sequence[tuple[int, int]], *, keep_masked: bool
+) -> dict[str, Any] | DataError:
+    if not len(spans) and not keep_masked:
+        return DataError(f"{NOTHING_LEARNT} (--on-dropped warn stores such samples)")
+    return {"input_ids": ids, "loss_spans": np.array(spans, np.int32) if len(spans) else NO_SPANS}
 
 
-def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
+def _as_tokens(sample: Sample, processor: Processor, *, keep_masked: bool) -> dict[str, Any]:
     processed = processor.process(sample)
     others = sorted(set(processed) - {"input_ids", "labels"})
     if others:
@@ -207,8 +213,8 @@ def _as_tokens(sample: Sample, processor: Processor) -> dict[str, Any]:
             f"a sample of tokens cannot hold {', '.join(others)}: convert without --tokenize: the processor "
             "makes them while training"
         )
-    ids = np.asarray(processed["input_ids"])
-    return {
-        "input_ids": ids.astype(np.int32),
-        "loss_spans": learnt_spans(np.asarray(processed["labels"]) != IGNORED_LABEL),
-    }
+    spans = spans_of(np.asarray(processed["labels"]) != IGNORED_LABEL)
+    stored = _stored(np.asarray(processed["input_ids"]).astype(np.int32), spans.tolist(), keep_masked=keep_masked)
+    if isinstance(stored, DataError):
+        raise stored
+    return stored

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...types import Sample
-from ..rows.tokens import checked_spans
+from ..rows.tokens import NO_SPANS, checked_spans
 from .encoding import array_head, encode_int32
 from .unit_files import PlacedSamples, inner_numbers
 
 MADE = -1  # unit of a run whose bytes are made here
 _TOKEN_BYTES = 4
-_NOTHING = np.array([[0, 1]], np.int32)  # MDS has no empty arrays, and nothing predicts the first token of a sample
 _NO_PIECES, _NO_SPANS = np.empty((0, 5), np.int64), np.empty((0, 2), np.int64)
 
 
@@ -169,7 +168,7 @@ def _made(
     heads, tails = [], []
     for begins, bounds, length in zip(starts, learnt, lengths.tolist(), strict=True):
         document_starts, ids_head = encode_int32(begins), array_head((length,))
-        loss_spans = encode_int32(bounds if len(bounds) else _NOTHING)
+        loss_spans = encode_int32(bounds if len(bounds) else NO_SPANS)
         sizes = (len(document_starts), len(ids_head) + length * _TOKEN_BYTES, len(loss_spans))
         heads.append(struct.pack("<3I", *sizes) + document_starts + ids_head)  # columns are in the order of their names
         tails.append(loss_spans)

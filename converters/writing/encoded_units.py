@@ -255,7 +255,8 @@ class _Encoding:
     def _stored(self, made: Sequence[Sample | DataError]) -> Sequence[Sample | DataError]:
         if not self._encoder.tokenize or self._encoder.processor is None:
             return made
-        return through(made, partial(to_tokens, processor=self._encoder.processor))
+        keep_masked = self._encoder.on_dropped == "warn"
+        return through(made, partial(to_tokens, processor=self._encoder.processor, keep_masked=keep_masked))
 
     def _mapped(self, row: Row) -> Sequence[Sample | DataError]:
         if row.values is None:

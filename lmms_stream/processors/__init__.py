@@ -2,8 +2,8 @@
 
 base            the interface of a processor; spans of tokens that are trained on
 lengths         lengths of samples, several at once
-tokenizers      fast tokenizers and their threads; places of byte-level tokens in a text; only this module and
-                families/installed import transformers
+tokenizers      fast tokenizers and their threads; only this module and families/installed import transformers
+byte_tokens     places of byte-level tokens in a text
 json_text       JSON texts -> values, integers of any size unchanged; long texts value by value
 stored_chat     a stored conversation -> its messages, checked
 answers         a conversation, rendered once more with marks -> the text of each answer; thoughts after a prompt

@@ -17,7 +17,7 @@ from jinja2 import nodes
 
 from ..errors import ConfigError, DataError
 from .base import or_error
-from .tokenizers import Span
+from .byte_tokens import Span
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # in messages; the first key with a value counts
 _THOUGHT_TAG = re.compile(r"(</?think>)")

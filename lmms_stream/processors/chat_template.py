@@ -24,7 +24,8 @@ from ..errors import ConfigError, DataError
 from .answers import REASONING_KEYS as REASONING_KEYS
 from .answers import MessageText, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
 from .base import or_error
-from .tokenizers import FastTokenizer, Span
+from .byte_tokens import Span
+from .tokenizers import FastTokenizer
 
 TODAY = date(2024, 7, 26)  # value of today for templates: a text must not depend on the day of rendering
 Messages = Sequence[Mapping[str, Any]]

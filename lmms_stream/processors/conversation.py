@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from ..errors import ConfigError, DataError
 from .answers import Finder, Thoughts
 from .base import Tokens, learnt_of, or_error, spans_of
+from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate, JoinedText, Messages, Render, Stops, Written
 from .not_shown import (
     EMPTY,
@@ -28,7 +29,7 @@ from .not_shown import (
     shape_of,
 )
 from .stored_chat import read_chat
-from .tokenizers import FastTokenizer, Span, digest
+from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # messages of the assistant in a conversation that are trained on
 RENDERING_VERSION = 4  # raised when a template gets other values for the same conversation

@@ -31,6 +31,7 @@ from .base import (
     or_error,
     through,
 )
+from .byte_tokens import Span
 from .conversation import Chat, Conversations, Learn, Parts, Rendered
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import ProcessorFiles, read_files
@@ -38,7 +39,7 @@ from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, media_part, sound_of_video, stored_facts, stored_sound
 from .media.types import interval_of, new_memory
-from .tokenizers import FastTokenizer, Span, load_tokenizer
+from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from .media.facts import AudioFacts, Facts

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from numpy.typing import NDArray
 
 from ..checks import plain_path
 from ..errors import ConfigError, if_folder_of_lfs_pointers
-from ..versions.transformers import special_tokens_of
-from .base import Tokens
+from ..versions.transformers import RULES_OF_TOKENIZERS, RulesOfTokenizers, special_tokens_of
+from .base import Tokens, keep, read_kept
+from .byte_tokens import ByteTokens, Span
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -143,14 +145,14 @@ class FastTokenizer:
 
     @cached_property
     def _byte_tokens(self) -> ByteTokens | None:
-        return ByteTokens.of(json.loads(self.model))
+        start, merges, _ = self.model.partition(', "merges": ')  # the merges are long, and not needed
+        return ByteTokens.of(json.loads(start + "}}" * bool(merges)))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        # A token keeps its own white space. JSON escapes quotes within texts, which makes this match unique.
-        tokenizer = Tokenizer.from_str(self.model.replace('"trim_offsets": true', '"trim_offsets": false'))
+        tokenizer = Tokenizer.from_str(_without_trimming(self.model))
         tokenizer.encode_special_tokens = self.splits_special
         return tokenizer
 
@@ -159,10 +161,26 @@ class FastTokenizer:
 
 
 def load_tokenizer(path: str) -> FastTokenizer:
-    """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer."""
+    """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer.
+
+    transformers is asked only if the files do not determine the tokenizer; its answer is kept for later calls.
+    """
     path = str(plain_path("tokenizer", path))
+    if (read := _read(Path(path))) is not None:
+        return read
+    described = {"files": _digests_of(Path(path)), "transformers": version("transformers"), "reader": 1}
+    fields = read_kept("tokenizers", described) if described["files"] else None
+    if fields is None:
+        fields = _ask(path)
+        if described["files"]:
+            keep("tokenizers", described, fields)
+    return FastTokenizer(**{**fields, "name": path})
+
+
+def _ask(path: str) -> dict[str, Any]:
+    """Return the fields of the tokenizer that transformers loads."""
     if "torch" in sys.modules or "transformers" in sys.modules:
-        return FastTokenizer.of(_load(path), name=path)
+        return FastTokenizer.of(_load(path), name=path).__getstate__()
     with TemporaryDirectory() as folder:
         written = Path(folder) / "tokenizer.json"
         program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)))
@@ -171,10 +189,10 @@ def load_tokenizer(path: str) -> FastTokenizer:
             subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=_LOAD_TIMEOUT_S)
         except subprocess.SubprocessError as error:
             raise ConfigError(f"tokenizer {path!r} cannot be loaded: the loading process failed ({error})") from error
-        described = json.loads(written.read_bytes())
-    if "error" in described:
-        raise ConfigError(described["error"])
-    return FastTokenizer(**described)
+        fields: dict[str, Any] = json.loads(written.read_bytes())
+    if "error" in fields:
+        raise ConfigError(fields["error"])
+    return fields
 
 
 def write(path: str, to: str) -> None:
@@ -267,6 +285,164 @@ def _as_text(special_tokens: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _without_trimming(model: str) -> str:
+    """Return JSON of a tokenizer whose tokens keep their white space: quotes within texts are escaped in JSON."""
+    return model.replace('"trim_offsets": true', '"trim_offsets": false')
+
+
+# Tokenizers from their files alone, equal to those that the classes of transformers make of the files.
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LEGACY = ("special_tokens_map.json", "added_tokens.json")  # files that count without added_tokens_decoder
+_FILES = ("*token*.json", "config.json", "vocab*", "merges.txt", "*.model", "**/*.jinja", "*.py")
+_ONLY_TOKENS = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}  # the post-processor of a tokenizer.json without one
+_OTHER_LOADERS = {"auto_map", "fast_tokenizer_files", "init_inputs"}  # in tokenizer_config.json
+
+
+def _digests_of(folder: Path) -> dict[str, str]:
+    """Return the digest of each file of a tokenizer in a folder; {} without a tokenizer.json."""
+    if not (folder / "tokenizer.json").is_file():
+        return {}
+    files = {file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()}
+    return {
+        str(file.relative_to(folder)): hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        for file in sorted(files)
+    }
+
+
+def _read(folder: Path) -> FastTokenizer | None:
+    """Read a tokenizer from the files of a folder; None if the files do not determine it, or are damaged."""
+    from tokenizers import AddedToken, Tokenizer
+
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        of_model = folder / "config.json"
+        model_type = json.loads(of_model.read_text(encoding="utf-8"))["model_type"] if of_model.is_file() else None
+        kind = config["tokenizer_class"]
+        rules = RULES_OF_TOKENIZERS.get(kind) or RULES_OF_TOKENIZERS[kind.removesuffix("Fast")]
+        if (model_type and not re.fullmatch(rules.types, model_type)) or _OTHER_LOADERS & config.keys():
+            return None
+        tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
+        special, templates = _special_tokens(rules, config), _templates_of(folder, config)
+        if not _has_tokens_of(folder, config, tokenizer):
+            return None
+    except Exception:  # noqa: BLE001 - tokenizers raises no other class; transformers then reports what is wrong
+        return None
+    present = {str(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    tokens = [token for each in special.values() for token in (each if isinstance(each, list) else [each])]
+    missing = [AddedToken(token, special=True) for token in dict.fromkeys(tokens) if token not in present]
+    tokenizer.add_tokens(missing)
+    model, parts = _by_rules(rules, tokenizer, special)
+    if not model or config.get("add_prefix_space") or (missing and "AddedToken" in str(config)):
+        return None
+    end = special.get("eos_token")
+    read = FastTokenizer(
+        name=str(folder),
+        model=model,
+        chat_templates=templates,
+        special_tokens=special,
+        eos_token_id=None if end is None else tokenizer.token_to_id(end),
+        splits_special=bool(config.get("split_special_tokens", False)),
+    )
+    if not read.splits_special:  # parsed already
+        _replace_parts(tokenizer, parts)
+        read.__dict__["_tokenizer"] = tokenizer
+    return read
+
+
+def _has_tokens_of(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer's added tokens are those of its other files."""
+    added = {number: token.__getstate__() for number, token in tokenizer.get_added_tokens_decoder().items()}
+    of_model = tokenizer.get_vocab_size(with_added_tokens=False)
+    behind = [number for number in sorted(added) if number >= of_model]
+    if tokenizer.padding or behind != [*range(of_model, of_model + len(behind))]:
+        return False
+    if "added_tokens_decoder" not in config:
+        return not any((folder / name).exists() for name in _LEGACY)
+    return {int(number): token for number, token in config["added_tokens_decoder"].items()} == added
+
+
+def _special_tokens(rules: RulesOfTokenizers, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Special tokens by name, and a list of those without a name."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    others = extra if isinstance(extra, dict) else {}
+    own = [name for name, token in config.items() if name.endswith("_token") and isinstance(token, str)]
+    values = {**rules.tokens, **config, **others}
+    special: dict[str, Any] = {
+        name: _content_of(values[name]) for name in dict.fromkeys([*_NAMED, *own, *others]) if values.get(name)
+    }
+    if extra and not others:
+        special["additional_special_tokens"] = [_content_of(each) for each in extra]
+    return special
+
+
+def _by_rules(rules: RulesOfTokenizers, tokenizer: Tokenizer, special: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the model of a FastTokenizer, and the parts of its tokenizer; "" if the rules are for other files."""
+    start, model, rest = _as_python_writes(tokenizer).partition(', "model": {')
+    parts = json.loads(start + "}")
+    if parts["post_processor"] is None:
+        parts["post_processor"] = _ONLY_TOKENS
+    if rules.needs_bytes and "ByteLevel" not in str(parts["pre_tokenizer"]):
+        return "", {}
+    if rules.parts:  # the class adds all tokens again, and sets these parts
+        for token in parts["added_tokens"]:
+            token["special"] |= token["content"] in special.values()
+        if rules.decoder:
+            parts["decoder"] = rules.decoder
+            trimmed = json.dumps(parts["pre_tokenizer"]).replace('"trim_offsets": false', '"trim_offsets": true')
+            parts["pre_tokenizer"] = json.loads(trimmed)
+        own = [parts[name] for name in ("normalizer", "pre_tokenizer", "decoder")]
+        if digest(json.dumps(own) + rest.partition('"vocab": ')[0]) != rules.parts:
+            return "", {}
+    described = json.dumps(parts, ensure_ascii=False)[:-1]
+    return described + model + rest, json.loads(_without_trimming(described) + "}")
+
+
+def _replace_parts(tokenizer: Tokenizer, parts: Mapping[str, Any]) -> None:
+    from tokenizers import Tokenizer
+
+    without_vocabulary = {**parts, "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    source = Tokenizer.from_str(json.dumps(without_vocabulary))
+    for name in ("pre_tokenizer", "post_processor", "decoder"):
+        setattr(tokenizer, name, getattr(source, name))
+
+
+def _content_of(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _templates_of(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    templates = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    in_config = config.get("chat_template") or {}
+    if isinstance(in_config, list):
+        in_config = {each["name"]: each["template"] for each in in_config}
+    return templates or ({"default": in_config} if isinstance(in_config, str) else dict(in_config))
+
+
+def _as_python_writes(tokenizer: Tokenizer) -> str:
+    """Return the result of _without_padding in a third of the time."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    text = tokenizer.to_str()
+    if '"dropout":null' not in text:  # numbers may be written in another form
+        return _without_padding(tokenizer)
+    data = np.frombuffer(text.encode(), np.uint8)
+    quotes, others = np.flatnonzero(data == ord('"')), np.flatnonzero(data != ord("\\"))
+    before = others[others.searchsorted(quotes) - 1]  # an odd number of backslashes in between: not the end of a text
+    is_inside = np.zeros(len(data), np.bool_)
+    is_inside[quotes[(quotes - before) % 2 == 1]] = True
+    is_inside = np.logical_xor.accumulate(is_inside)
+    separators = np.flatnonzero(((data == ord(",")) | (data == ord(":"))) & ~is_inside)
+    return np.insert(data, separators + 1, ord(" ")).tobytes().decode()
+
+
 # Threads of tokenizers: one per core, unless the environment sets a number.
 
 VARIABLE = "TOKENIZERS_PARALLELISM"  # an environment variable of the tokenizers library
@@ -284,127 +460,3 @@ def tokenize_in_one_thread() -> None:
 def is_parallel() -> bool:
     """Return whether a tokenizer uses several threads for several texts."""
     return os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]
-
-
-# Places of the tokens of a byte-level tokenizer in a text, from their ids only.
-#
-# `tokenizers` takes a fifth longer to report offsets. Byte-level BPE (GPT-2, Llama 3, Qwen) cuts an unchanged text into
-# tokens of known bytes: the sums of their lengths are the offsets.
-
-Span = tuple[int, int]
-
-_KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split's behaviors that keep matches
-
-
-@dataclass(frozen=True, slots=True)
-class ByteTokens:
-    """Byte lengths of tokens. num_bytes: of each token, int64[num_ids]. added: ids of tokens that are matched before a
-    text is cut.
-
-    composed: the tokenizer normalizes texts to Unicode's NFC; only texts in NFC are unchanged.
-    """
-
-    num_bytes: NDArray[np.int64]
-    added: frozenset[int]
-    composed: bool
-
-    @staticmethod
-    def of(tokenizer: Mapping[str, Any]) -> ByteTokens | None:
-        """Read the content of tokenizer.json. Return None for a tokenizer that is not byte-level, or may change a
-        text.
-        """
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        model, added = tokenizer["model"], tokenizer["added_tokens"]
-        normalizer = (tokenizer["normalizer"] or {}).get("type")
-        alphabet = set(ByteLevel.alphabet())
-        if (
-            model["type"] != "BPE"
-            or model.get("dropout")
-            or any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))
-            or not alphabet <= model["vocab"].keys()  # other vocabularies leave bytes out
-            or normalizer not in (None, "NFC")
-            or not _only_cuts(tokenizer["pre_tokenizer"])
-            or not _only_frames(tokenizer["post_processor"])
-            or not all(_is_found_as_it_is(token) for token in added)
-        ):
-            return None
-        vocab = model["vocab"]
-        contents = {token["id"]: token["content"] for token in added}
-        num_bytes = np.zeros(1 + max([*vocab.values(), *contents]), np.int64)
-        for token, number in vocab.items():  # each character of a token is a byte, except in added tokens
-            num_bytes[number] = len(token)
-        for number, content in contents.items():
-            num_bytes[number] = len(content.encode())
-        if not all(set(token) <= alphabet for token, number in vocab.items() if number not in contents):
-            return None
-        return ByteTokens(num_bytes, frozenset(contents), normalizer == "NFC")
-
-    def spans(self, text: str, ids: NDArray[np.int32], spans: Sequence[Span]) -> list[Span] | None:
-        """Convert non-empty spans of characters to spans of the tokens that have bytes of these characters.
-
-        The tokens of a character are all in a span or all outside. None for a text that the tokenizer changes.
-        """
-        is_ascii = text.isascii()
-        if self.composed and not is_ascii and not unicodedata.is_normalized("NFC", text):
-            return None
-        data = b"" if is_ascii else text.encode()
-        stops = self.num_bytes.take(ids).cumsum()
-        if not len(ids) or stops[-1] != len(data or text):
-            return None
-        if is_ascii:
-            bounds = [(start, stop) for start, stop in spans]
-        else:
-            bounds = [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in spans]
-        firsts = stops.searchsorted([start for start, _ in bounds], "right").tolist()
-        lasts = stops.searchsorted([stop - 1 for _, stop in bounds], "right").tolist()
-        if is_ascii:
-            return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
-        return [_of_whole_characters(data, stops, first, last) for first, last in zip(firsts, lasts, strict=True)]
-
-
-def _of_whole_characters(data: bytes, stops: NDArray[np.int64], first: int, last: int) -> Span:
-    """Extend the tokens from first to last by adjacent tokens that have bytes of the same characters.
-
-    stops: the end of each token in the UTF-8 data.
-    """
-    while first and _is_inside_character(data, int(stops[first - 1])):
-        first -= 1
-    while _is_inside_character(data, int(stops[last])):
-        last += 1
-    return first, last + 1
-
-
-def _is_inside_character(data: bytes, offset: int) -> bool:
-    """Return whether an offset of UTF-8 data is behind the first byte of a character and before its end."""
-    return offset < len(data) and data[offset] & 0xC0 == 0x80
-
-
-def _only_cuts(pre_tokenizer: Mapping[str, Any] | None) -> bool:
-    """Return whether a pre-tokenizer is byte-level and keeps all of a text."""
-    steps = _steps(pre_tokenizer, "pretokenizers")
-    keeps = all(
-        (step["type"] == "ByteLevel" and not step["add_prefix_space"])
-        or (step["type"] == "Split" and step["behavior"] in _KEEPING)
-        or step["type"] == "Digits"
-        for step in steps
-    )
-    return keeps and [step["type"] for step in steps].count("ByteLevel") == 1
-
-
-def _only_frames(post_processor: Mapping[str, Any] | None) -> bool:
-    """Return whether a post-processor only puts special tokens around tokens; callers do not request special tokens."""
-    kinds = {step["type"] for step in _steps(post_processor, "processors")}
-    return kinds <= {"ByteLevel", "TemplateProcessing"}
-
-
-def _is_found_as_it_is(added: Mapping[str, Any]) -> bool:
-    """Return whether an added token matches its own content, without adjacent white space."""
-    content = added["content"]
-    return bool(content) and unicodedata.is_normalized("NFC", content) and not (added["lstrip"] or added["rstrip"])
-
-
-def _steps(of: Mapping[str, Any] | None, name: str) -> Sequence[Mapping[str, Any]]:
-    if of is None:
-        return []
-    return list(of[name]) if of["type"] == "Sequence" else [of]

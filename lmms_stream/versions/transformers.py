@@ -248,3 +248,42 @@ def name_missing_output() -> None:
 
     if _INSTALLED >= (5, 24) and not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
         MoeCausalLMOutputWithPast.image_outputs = None
+
+
+class RulesOfTokenizers(NamedTuple):
+    """How a class of tokenizers reads a folder with a tokenizer.json.
+
+    types: pattern of the types of models in config.json. tokens: special tokens without a name in the folder. decoder:
+    replaces the decoder of the file. parts: digest of the parts by which the class replaces those of the file.
+    needs_bytes: the rules are only for byte-level files.
+    """
+
+    types: str = r"(?!(mis|minis|mix|pix|vox)tral|qwen2$|qwen3_5|qwen4_exp|siglip2|hyperclovax_vision_v2).*"
+    tokens: Mapping[str, str] = {}
+    decoder: Mapping[str, Any] | None = None
+    parts: str = ""
+    needs_bytes: bool = False
+
+
+_QWEN2 = RulesOfTokenizers(
+    types=r"qwen2(_5)?(_vl|_omni|_audio|_moe)?|qwen3(_vl|_omni|_next|_asr)?(_moe)?",
+    tokens=dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
+    decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    parts="f427d05099eaa7da359056f77a7d62ac",
+)
+_GEMMA = RulesOfTokenizers(
+    types=r"gemma[23]?n?(_text)?|t5gemma|shieldgemma2",
+    tokens={f"{name}_token": f"<{name}>" for name in ("unk", "bos", "eos", "pad", "mask")},
+    parts="c99a753c13c9c0536a57dfefcfa49f8d",
+)
+
+# Class named by a folder -> its rules, those of 5.24. Other versions are asked.
+RULES_OF_TOKENIZERS = {
+    "PreTrainedTokenizerFast": RulesOfTokenizers(),
+    "TokenizersBackend": RulesOfTokenizers(),
+    "LlamaTokenizer": RulesOfTokenizers(needs_bytes=True),
+    "Qwen2Tokenizer": _QWEN2,
+    "GemmaTokenizer": _GEMMA,
+}
+if _INSTALLED != (5, 24):
+    RULES_OF_TOKENIZERS = {}

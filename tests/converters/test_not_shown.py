@@ -13,7 +13,10 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.merge import merge_datasets
 from lmms_stream.errors import DataError
 from lmms_stream.mds.measuring import index_dataset
+from lmms_stream.mds.packed import PackedStreamingDataset
+from lmms_stream.processors.base import IGNORED_LABEL
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.tools.inspect.summary import describe_lengths, inspect_dataset, summary
 from streaming import MDSWriter
 from transformers import AutoTokenizer
@@ -128,6 +131,25 @@ def test_empty_answers_are_counted_beside_the_dataset(changes: dict[str, Any], p
     if not changes:
         convert([str(target)], str(tmp_path / "part"), limit=2, num_workers=1)
         assert [each.not_shown for each in inspect_dataset(str(tmp_path / "part")).lengths] == [{}]  # unknown of a part
+
+
+@pytest.mark.parametrize("concat", [None, 8])
+def test_a_sample_whose_only_answer_is_not_shown_is_tokenized_where_it_may_be_lost(
+    concat: int | None, plain: Path, tmp_path: Path
+) -> None:
+    only_call = said({"content": None, "tool_calls": [CALL]})
+    source, target = written(tmp_path, [*ROWS, only_call]), tmp_path / "tokens"
+    settings: dict[str, Any] = {"processor": ChatProcessor.from_pretrained(str(plain)), "tokenize": True}
+    settings |= {"num_workers": 1, "concat": concat}
+    with pytest.raises(DataError, match=r"rows\.jsonl:5: no token would be learnt.*--on-dropped warn"):
+        convert([source], str(target), **settings)
+    report = convert([source], str(target), on_dropped="warn", **settings)
+    assert (report.num_rows, report.num_rejected) == (5 if concat is None else 4, 0)
+    assert {"answers", "masked"} <= report.not_shown.keys()
+    if concat is None:
+        last = TokensProcessor().process(PackedStreamingDataset(str(target))[4])
+        assert (last["labels"][1:] == IGNORED_LABEL).all()
+        assert main(["verify", str(target)]) == 0
 
 
 def test_samples_without_an_answer_to_train_on_are_counted_by_index(plain: Path, tmp_path: Path) -> None:

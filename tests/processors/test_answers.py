@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmms_stream.errors import DataError
-from lmms_stream.processors.base import IGNORED_LABEL
+from hypothesis import given
+from hypothesis import strategies as st
+from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors.base import IGNORED_LABEL, or_error
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.not_shown import check_shown, counts_of, counts_text
 from lmms_stream.processors.preference import PreferenceProcessor
 
 from ..rounds import rounds
+from ..strategies import examples
 from .test_chat_template import DROPS_THOUGHTS
 from .test_stops import chat, tokenizer, trained_on
 
@@ -184,3 +187,75 @@ def test_prompts_that_a_template_changes_are_not_compared() -> None:
     kept = made["labels"][made["labels"] != IGNORED_LABEL].tolist()
     assert processor.tokenizer.decode(kept) == "<think></think>Two.<|end|><think></think>No.<|end|>"
     assert processor.measure(sample) == len(made["input_ids"])
+
+
+CONTENTS = [
+    "Hi",
+    "",
+    " ",
+    None,
+    "<think>\nhm\n</think>\n\nOne.",
+    "<think>never ends",
+    [{"type": "text", "text": "a"}],
+    "{% x %}",
+]
+answers = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.sampled_from(CONTENTS)},
+    optional={
+        "tool_calls": st.sampled_from([[CALL], [CALL, {**CALL, "id": "call12346"}], []]),
+        "reasoning_content": st.sampled_from(["hm", "", None]),
+        "learn": st.booleans(),
+    },
+)
+others = st.sampled_from([*chat(("user", "And?"), ("user", ""), ("system", "Be brief.")), RESULT])
+conversations = st.lists(answers | others, min_size=1, max_size=6)
+NAMES = rounds(
+    ("qwen3", "gptoss"),
+    (
+        "deepseekv3",
+        "llama3_1",
+        "phi3",
+        "glm4moe",
+        "gemma3",
+        "gemma4_v4",
+        "lfm2",
+        "smolvlm",
+        "nemotron_3_nano",
+        "cohere2",
+        "deepseek_r1_distill",
+    ),
+)
+PROCESSORS: dict[str, Callable[[ChatProcessor], Any]] = {
+    "all": lambda chats: chats,
+    "last": lambda chats: ChatProcessor(chats.tokenizer, learn="last"),
+    "stop": lambda chats: ChatProcessor(chats.tokenizer, learn_stop=True),
+    "dpo": lambda chats: PreferenceProcessor(chats.tokenizer),
+    "kto": lambda chats: PreferenceProcessor(chats.tokenizer, objective="kto"),
+}
+
+
+@MAKERS
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_a_length_is_measured_exactly_where_training_takes_the_row(kind: str, name: str) -> None:
+    try:
+        processor = PROCESSORS[kind](of_maker(name))
+    except ConfigError:  # no token ends the template's answers
+        return
+
+    @examples(24)
+    @given(conversations, conversations)
+    def check(messages: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
+        row: Any = messages
+        if isinstance(processor, PreferenceProcessor):
+            row = {"prompt": messages[:-1], "chosen": messages[-1:], "rejected": other[-1:]}
+            if processor.objective == "kto":
+                row = {"prompt": messages[:-1], "completion": messages[-1:], "label": True}
+        sample = {"messages": json.dumps(row)}
+        length, processed = or_error(processor.measure, sample), or_error(processor.process, sample)
+        if isinstance(length, DataError) or isinstance(processed, DataError):
+            assert (type(length), str(length)) == (type(processed), str(processed))
+        else:
+            assert length == len(processed["input_ids"])
+
+    check()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.processors.tokenizers import ByteTokens, FastTokenizer
+from lmms_stream.processors.byte_tokens import ByteTokens
+from lmms_stream.processors.tokenizers import FastTokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Sequence, Split, WhitespaceSplit
 
