@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 _LOAD = (
-    "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; tokenizers.write({of}, {to})"
+    "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; "
+    "tokenizers.write({of}, {to}, {trusts})"
 )
 _LOAD_TIMEOUT_S = 3600  # seconds; a tokenizer of the hub may need a download
 
@@ -52,9 +53,12 @@ class FastTokenizer:
     special_tokens: Mapping[str, Any]  # bos_token, eos_token, …: variables of chat templates
     eos_token_id: int | None
     splits_special: bool = False
+    trust_remote_code: bool = False  # whether Python files of its folder may run
 
     @staticmethod
-    def of(tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, name: str = "") -> FastTokenizer:
+    def of(
+        tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, name: str = "", trust_remote_code: bool = False
+    ) -> FastTokenizer:
         """Make a FastTokenizer. ConfigError for a slow tokenizer."""
         if isinstance(tokenizer, FastTokenizer):
             return tokenizer
@@ -74,6 +78,7 @@ class FastTokenizer:
             special_tokens=_as_text(special_tokens_of(tokenizer)),
             eos_token_id=tokenizer.eos_token_id,
             splits_special=bool(tokenizer.split_special_tokens),
+            trust_remote_code=trust_remote_code or getattr(type(tokenizer), "_auto_class", None) is not None,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -158,14 +163,18 @@ class FastTokenizer:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def load_tokenizer(path: str) -> FastTokenizer:
-    """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer."""
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> FastTokenizer:
+    """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer.
+
+    trust_remote_code: run Python files of the folder; without it, ConfigError for a tokenizer that needs them.
+    """
     path = str(plain_path("tokenizer", path))
     if "torch" in sys.modules or "transformers" in sys.modules:
-        return FastTokenizer.of(_load(path), name=path)
+        loaded = _load(path, trust_remote_code)
+        return FastTokenizer.of(loaded, name=path, trust_remote_code=trust_remote_code)
     with TemporaryDirectory() as folder:
         written = Path(folder) / "tokenizer.json"
-        program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)))
+        program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)), trusts=trust_remote_code)
         environment = {**os.environ, "USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
         try:
             subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=_LOAD_TIMEOUT_S)
@@ -177,10 +186,11 @@ def load_tokenizer(path: str) -> FastTokenizer:
     return FastTokenizer(**described)
 
 
-def write(path: str, to: str) -> None:
+def write(path: str, to: str, trusts: bool) -> None:
     """Write the tokenizer at a path into a file, or the error of loading it."""
     try:
-        described = FastTokenizer.of(_load(path), name=path).__getstate__()
+        loaded = FastTokenizer.of(_load(path, trusts), name=path, trust_remote_code=trusts)
+        described = loaded.__getstate__()
     except ConfigError as error:
         described = {"error": str(error)}
     Path(to).write_text(json.dumps(described), encoding="utf-8")
@@ -238,14 +248,25 @@ def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
     return char, char + 1
 
 
-def _load(path: str) -> PreTrainedTokenizerFast:
+def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
+    """Raise ConfigError if transformers refuses code in a folder that is not trusted."""
+    if "trust_remote_code" in str(error) and not trust_remote_code:
+        raise ConfigError(
+            f"{name!r} has its own Python files, which can run any code: read the files, and set trust_remote_code to "
+            "true in the run's sections processor and model, or pass --setting trust_remote_code=true to a command, if "
+            "you trust them"
+        ) from error
+
+
+def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     if problem := if_folder_of_lfs_pointers(path, "*token*"):
         raise ConfigError(f"tokenizer {path!r} cannot be loaded: {problem}")
     try:
-        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        check_trusted(error, path, trust_remote_code)
         first_line = str(error).splitlines()[0]
         raise ConfigError(
             f"tokenizer {path!r} cannot be loaded: {first_line.rstrip('.')}: name a folder with a tokenizer.json, or a "

@@ -142,7 +142,8 @@ def sound_facts_of_header(data: bytes) -> AudioFacts | None:
 def _wav(data: bytes) -> AudioFacts | None:
     """RIFF chunks (Microsoft and IBM, 1991): "fmt " has the size of samples, "data" has the samples.
 
-    DataError for floats that are not numbers. None for a header without their number (written to a pipe), and for a file that was cut.
+    DataError for floats that are not numbers. None for a header without the number of samples (written to a pipe), and
+    for a file that was cut.
     """
     offset, frame_bytes, rate, floats = 12, 0, 0, None
     while offset + 8 <= len(data):
