@@ -12,7 +12,7 @@ import orjson
 from ..errors import DataError
 from ..types import Role
 from .answers import REASONING_KEYS
-from .json_text import parsed
+from .json_text import number, parsed
 
 _AGAIN = "convert the dataset again"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -100,7 +100,7 @@ def _parse(stored: str) -> Any:
     try:
         return parsed(stored.encode())
     except (ValueError, AttributeError):  # halves of surrogate pairs, deep nesting and 309 digits: json reads these
-        return json.loads(stored)
+        return json.loads(stored, parse_float=number)
 
 
 def check_values(message: Mapping[str, Any]) -> None:
