@@ -30,6 +30,7 @@ def dataset(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("日本")
     rows = [{"question": f"日本 {number}?", "answer": "é…"} for number in range(40)]
     (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "tokenizer").symlink_to(tokenizer)
     convert([folder / "x.jsonl"], str(folder / "o"), tokenizer=str(tokenizer), num_workers=1)
     return str(folder / "o")
 
@@ -37,7 +38,8 @@ def dataset(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        ["inspect", "{}", "--samples", "1"], ["audit", "{}"], ["plan", "{}", "--packing-length", "64"],
+        ["inspect", "{}", "--samples", "1"], ["audit", "{}", "--tokenizer", "{}/../tokenizer"],
+        ["plan", "{}", "--packing-length", "64"],
         ["plan", "{}", "--packing-length", "64", "--json"], ["verify", "{}"], ["unload", "{}", "{}/日本"],
         ["simulate", "{}", "--packing-length", "64", "--global-batch", "1", "--gpus", "1"],
     ],

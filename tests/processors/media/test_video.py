@@ -200,8 +200,8 @@ MATRICES = [(-1, 0, 0, 1), (1, 0, 0, -1), (-1, 0, 0, -1), (0, 1, 1, 0), (0, 1, -
 def test_frames_are_mirrored_as_they_are_shown(matrix: tuple[int, int, int, int]) -> None:
     data = with_matrix(video_bytes(num_frames=2), matrix)
     frame = decoded_frames(data)[1].to_ndarray(format="rgb24")
-    facts = facts_of(data, "video")
-    (shown,) = read_frames(data, [1], num_frames=2, width=facts.width, height=facts.height)
+    width, height, *_ = facts_of(data, "video")
+    (shown,) = read_frames(data, [1], num_frames=2, width=width, height=height)
     expected = np.zeros_like(shown)
     a, b, c, d = matrix
     for row in range(frame.shape[0]):
