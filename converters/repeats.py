@@ -147,7 +147,7 @@ class SourceRecord:
 
 
 def check_same_bytes(sources: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str) -> None:
-    """Raise ConfigError for a source whose bytes were changed since its conversion, with the same sizes and times.
+    """Raise ConfigError for a source with other bytes than at its conversion, at the same sizes and times.
 
     known: sources as a dataset describes them. Bytes are read once for each change of an inode or of a file's status.
     """

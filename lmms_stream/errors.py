@@ -70,7 +70,7 @@ def if_folder_of_lfs_pointers(folder: str, pattern: str = "*") -> str:
 
 
 class LmmsStreamError(Exception):
-    """Base of all errors that a user can act on; the command line prints it in one line, without secrets of URLs."""
+    """Base of all errors that a user can act on, without secrets of URLs; the command line prints one line."""
 
     def __init__(self, *args: object):
         super().__init__(*(without_secrets(each) if isinstance(each, str) else each for each in args))

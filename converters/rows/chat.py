@@ -186,7 +186,7 @@ def with_calls(message: Turn) -> Turn:
 
 
 def _filled_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call without null keys, which tables of structs add, but with its function and arguments."""
+    """Return a call without null keys of tables of structs, but with its function and arguments."""
     filled = {key: value for key, value in call.items() if value is not None or key in ("function", "arguments")}
     function = filled.get("function")
     return {**filled, "function": _filled_call(function)} if isinstance(function, Mapping) else filled

@@ -56,7 +56,7 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def status_of(files: Sequence[Path]) -> str:
-    """Return a digest of inodes and times of status changes, which each write to a file changes."""
+    """Return a digest of inodes and times of status changes; each write to a file changes the digest."""
     digest = xxhash.xxh3_64()
     for file in files:
         status = file.stat()

@@ -234,7 +234,7 @@ class OutputError(Exception):
 
 
 class _Output:
-    """A stream that raises OutputError, and writes escapes for characters that its encoding lacks."""
+    """A stream that raises OutputError, and writes escapes for characters outside of its encoding."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

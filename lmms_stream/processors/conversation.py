@@ -27,7 +27,7 @@ from .not_shown import (
     is_empty,
     shape_of,
 )
-from .stored_chat import check_values, read_chat
+from .stored_chat import check_text, check_values, leave_out_nulls, read_chat
 from .tokenizers import FastTokenizer, Span, digest
 
 Learn = Literal["all", "last"]  # messages of the assistant in a conversation that are trained on
@@ -53,8 +53,7 @@ class Chat:
         """Make a chat of stored messages. The messages are changed in place."""
         left_out = []
         for index, message in enumerate(messages):
-            for key in [key for key, value in message.items() if value is None and key != "content"]:
-                del message[key]  # as in a conversion: without the key, no template writes None
+            leave_out_nulls(message)
             check_values(message)
             if isinstance(message.get("content"), list):
                 message["content"] = content(message["content"])
@@ -201,10 +200,7 @@ class Conversations:
             spans = [span for each in by_answer.values() for span in each]
             left_out = [span for index, each in by_answer.items() if index in chat.left_out for span in each]
         text = self._ended(chat, text, spans)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(f"its text has half of a surrogate pair ({error}): correct or remove the row") from error
+        check_text(text)
         stops = self._stops_of(chat)
         if stops is not None:
             spans, left_out = ([stops.extended(text, span) for span in each] for each in (spans, left_out))
@@ -479,10 +475,7 @@ def _writes_objects(render: Render, messages: Messages, text: str) -> bool:
         return False
     probed = [dict(message) for message in copy.deepcopy(messages)]
     for arguments in _objects_of(_called_functions(probed)):
-        if isinstance(arguments, dict):
-            arguments["zqargumentkx"] = 1
-        else:
-            arguments.append("zqargumentkx")
+        arguments.append("zqargumentkx") if isinstance(arguments, list) else arguments.update(zqargumentkx=1)
     made = or_error(render, probed)
     return isinstance(made, DataError) or any(
         str(arguments) in made.text for arguments in _objects_of(_called_functions(probed))

@@ -103,10 +103,24 @@ def _parse(stored: str) -> Any:
         return json.loads(stored, parse_float=number)
 
 
-def check_values(message: Mapping[str, Any]) -> None:
-    """Raise DataError for a value of a message that chat templates would write in Python's notation, such as `None`.
+def leave_out_nulls(message: dict[str, Any]) -> None:
+    """Remove keys of null except the content, like a conversion: a template would write None."""
+    for key in [key for key, value in message.items() if value is None and key != "content"]:
+        del message[key]
 
-    Checked are all keys that templates are known to read, except the content.
+
+def check_text(text: str) -> None:
+    """Raise DataError for a text with half of a surrogate pair, without UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"its text has half of a surrogate pair ({error}): correct or remove the row") from error
+
+
+def check_values(message: Mapping[str, Any]) -> None:
+    """Raise DataError for a value of a message, in Python's notation in the text of templates, for example `None`.
+
+    All keys known to templates are checked, except the content.
     """
     role, calls, function_call = message["role"], message.get("tool_calls"), message.get("function_call")
     _check_value("role", role, isinstance(role, str) and role.strip() and not _CONTROL.search(role), "a name")
@@ -138,7 +152,7 @@ def _check_function(key: str, function: Any, *, is_named: bool) -> None:
 
 
 def _check_arguments(text: str) -> None:
-    """Raise DataError for a JSON text that only Python's reader takes; other texts reach templates unchanged."""
+    """Raise DataError for a JSON text valid only in Python's reader; other texts reach templates unchanged."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -166,7 +166,7 @@ class FastTokenizer:
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> FastTokenizer:
     """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer.
 
-    trust_remote_code: run Python files of the folder; without it, ConfigError for a tokenizer that needs them.
+    trust_remote_code: run Python files of the folder; otherwise, ConfigError for a tokenizer with needed files.
     """
     path = str(plain_path("tokenizer", path))
     if "torch" in sys.modules or "transformers" in sys.modules:
@@ -249,7 +249,7 @@ def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
 
 
 def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
-    """Raise ConfigError if transformers refuses code in a folder that is not trusted."""
+    """Raise ConfigError if transformers refuses code in an untrusted folder."""
     if "trust_remote_code" in str(error) and not trust_remote_code:
         raise ConfigError(
             f"{name!r} has its own Python files, which can run any code: read the files, and set trust_remote_code to "

@@ -432,7 +432,12 @@ def test_a_source_whose_status_changed_is_compared_once(
     here: Path, source: str, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[Sequence[Path]] = []
-    monkeypatch.setattr(repeats, "joint_digest", lambda files: compared.append(files) or joint_digest(files))
+
+    def counted(files: Sequence[Path]) -> str:
+        compared.append(files)
+        return joint_digest(files)
+
+    monkeypatch.setattr(repeats, "joint_digest", counted)
     convert([source], "out", **OPTIONS)
     Path(file).chmod(0o600)
     for _ in range(2):

@@ -43,7 +43,7 @@ MAX_SAMPLE = 2.0**31  # of floats: above, the powers of a spectrum are infinite
 
 
 def check_samples(samples: NDArray[Any], *, subject: str = "it") -> None:
-    """Raise DataError for samples of a sound that are NaN, infinite or above MAX_SAMPLE: their features are NaN."""
+    """Raise DataError for NaN, infinite samples, and samples above MAX_SAMPLE in a sound: features would be NaN."""
     if samples.dtype.kind == "f" and samples.size and not max(samples.max(), -samples.min()) <= MAX_SAMPLE:
         wrong = samples[~(np.abs(samples) <= MAX_SAMPLE)]
         raise DataError(

@@ -259,7 +259,7 @@ def _tokenizer_of(datasets: Datasets) -> tuple[str | None, bool]:
     every = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
     processors = [processor_of(dataset) for dataset in every]
     processors.sort(key=lambda processor: getattr(processor, "family", None) is None)
-    tokenizers = [getattr(processor, "tokenizer", None) for processor in processors]
+    tokenizers: list[Any] = [getattr(processor, "tokenizer", None) for processor in processors]
     named = ((each.name, each.trust_remote_code) for each in tokenizers if getattr(each, "name", None))
     return next(named, (None, False))
 
