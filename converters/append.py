@@ -22,7 +22,7 @@ from .convert import Execution, Progress, convert_sources, folders_of, look
 from .dropping import dropped_rows
 from .identity import check_targets, described, identity_of
 from .options import ConvertOptions, changed
-from .repeats import SETTINGS, SourceRecord, has_rows_of, interval, is_copy, overlap, shown, without
+from .repeats import SETTINGS, SourceRecord, check_same_bytes, has_rows_of, interval, is_copy, overlap, shown, without
 from .report import ConvertReport
 from .rows.options import SchemaOptions
 from .sources.table import TableSource
@@ -243,6 +243,7 @@ def _unknown(
                 f"{source.name} was changed since it was converted to {url}: put its new rows into a file of their "
                 "own, or convert all sources again with --overwrite"
             )
+        check_same_bytes([source], [each.said for each in same], url=url)
         same = [each for each in same if said.is_read_as(each)]
         if options.allow_repeats:
             is_there = any(_is_as_asked(each, said, options.limit) and each.at == said.at for each in same)

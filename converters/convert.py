@@ -35,13 +35,14 @@ from .identity import (
     measures,
 )
 from .options import ConvertOptions, changed
-from .repeats import SourceRecord, check_repeats
+from .repeats import SourceRecord, check_repeats, check_same_bytes
 from .report import ConvertReport, CountedBytes, SplitReport, added_documents, documents_of, report_of
 from .rows.user_functions import NamedOrFunction, with_functions
-from .sources.files import sampled_digest
+from .sources.files import joint_digest, sampled_digest, status_of
 from .sources.python_rows import GivenSources, cannot_go_on, given_sources
 from .sources.sources import open_sources
 from .sources.specs import Spec
+from .sources.table import TableSource
 from .sources.units import Source
 from .stored.row_counts import RowCounts, described_unread
 from .weighted import convert_parts, joint, weighted_parts
@@ -238,6 +239,7 @@ def convert_sources(
     encoded = None if base is None else EncodedParts.found(open_storage(base), identity)
     done = None if overwrite else finished_before(targets, identity)
     if done is not None:
+        check_same_bytes(opened, done[0].description["source"], url=targets[0].url)
         if encoded is not None and encoded.has_begun:  # parts of another conversion are not converted yet
             encoded.remove()
         progress.say(
@@ -335,6 +337,7 @@ def _commit(
 ) -> int:
     """Write index, lengths and provenance of an output; return the number of media that are read only in part."""
     measured_by = options.measured_by
+    tokenizer = getattr(measured_by, "tokenizer", None)
     is_first = output.number == 0  # rows left out belong to no split: the first split counts them
     rejects = placement.rejects if is_first else []
     description = {
@@ -344,6 +347,7 @@ def _commit(
         **(placement.left_out if is_first else RowCounts()).as_dict(),
         **described_unread(placement.unread if is_first else {}),
         **documents_of(output),
+        **({"trust_remote_code": True} if getattr(tokenizer, "trust_remote_code", False) else {}),
         **({"not_shown": dict(output.not_shown)} if output.not_shown else {}),
         "source": _taken(sources, reading, options.limit if placement.is_full else None),
         "options": options_of(identity),
@@ -381,6 +385,9 @@ def _taken(sources: Sequence[Source], reading: Reading, limit: int | None) -> li
         rows = [reading.rows_taken(index) for index in range(len(sources))]
         last = max(index for index, (start, stop) in enumerate(rows) if stop > start)
         said |= {at: each | {"rows": [*rows[at]], "limit": limit} for at, each in said.items() if at >= last}
+    for at, each in said.items():
+        if isinstance(source := sources[at], TableSource) and source.files and "rows" not in each:
+            each |= {"status": status_of(source.files), "bytes": joint_digest(source.files)}
     return list(said.values())
 
 

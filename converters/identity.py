@@ -72,7 +72,8 @@ def described(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 def content_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a described source (see `described`, or dataset.json) that follow from its content."""
-    return {name: value for name, value in said.items() if name not in ("name", "at", "rows", "limit", "sample")}
+    others = ("name", "at", "rows", "limit", "sample", "status", "bytes")
+    return {name: value for name, value in said.items() if name not in others}
 
 
 def check_unchanged(sources: Sequence[Source], now: Sequence[Source]) -> None:

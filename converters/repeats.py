@@ -19,7 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from ..errors import ConfigError, DataError
+from ..storage.cache import default_cache_folder
 from ..storage.failures import disk_errors
 from .identity import content_of, described
 from .options import ConvertOptions
@@ -27,7 +30,7 @@ from .rows.chat import MEDIA_COLUMNS
 from .rows.content import PART_KINDS
 from .rows.options import SchemaOptions
 from .rows.references import is_data
-from .sources.files import content_digest, sampled_digest
+from .sources.files import content_digest, joint_digest, sampled_digest, status_of
 from .sources.json_array import JsonTable
 from .sources.table import Location, TableSource
 from .sources.units import UNIT_BYTES, Source
@@ -141,6 +144,39 @@ class SourceRecord:
     def __str__(self) -> str:
         start, stop = ("" if bound is None else bound for bound in (self.rows.start, self.rows.stop))
         return f"{self.name}@[{start}:{stop}]" if "rows" in self.said else self.name
+
+
+def check_same_bytes(sources: Sequence[Source], known: Sequence[Mapping[str, Any]], *, url: str) -> None:
+    """Raise ConfigError for a source with other bytes than at its conversion, at the same sizes and times.
+
+    known: sources as a dataset describes them. Bytes are read once for each change of an inode or of a file's status.
+    """
+    by_name = {each["name"]: each for each in known}
+    for source in sources:
+        then = by_name.get(source.name, {})
+        if not isinstance(source, TableSource) or not source.files or not {"bytes", "sample"} & then.keys():
+            continue
+        with disk_errors(source.name):
+            if "bytes" not in then:  # of an earlier release, which kept only a sample
+                is_same = sampled_digest(source.files[0]) == then["sample"]
+            else:
+                is_same = then["status"] == (status := status_of(source.files)) or _have_bytes(source, status, then)
+        if not is_same:
+            raise ConfigError(
+                f"{source.name} was changed since it was converted to {url}, with the same size and time of change: "
+                "pass --overwrite to convert it again"
+            )
+
+
+def _have_bytes(source: TableSource, status: str, known: Mapping[str, Any]) -> bool:
+    folder = default_cache_folder("compared sources")
+    compared = folder / xxhash.xxh3_128_hexdigest(f"{status} {known['bytes']} {source.name}")
+    if not compared.exists():
+        if joint_digest(source.files) != known["bytes"]:
+            return False
+        folder.mkdir(exist_ok=True)
+        compared.touch()
+    return True
 
 
 def is_copy(source: SourceRecord, other: SourceRecord) -> bool | None:

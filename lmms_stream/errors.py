@@ -8,6 +8,8 @@ where ours can reach it.
 from __future__ import annotations
 
 import difflib
+import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -78,7 +80,42 @@ def if_folder_of_lfs_pointers(folder: str, pattern: str = "*") -> str:
 
 
 class LmmsStreamError(Exception):
-    """Base of all errors that a user can act on; the command line prints it in one line."""
+    """Base of all errors that a user can act on, without secrets of URLs; the command line prints one line."""
+
+    def __init__(self, *args: object):
+        super().__init__(*(without_secrets(each) if isinstance(each, str) else each for each in args))
+
+
+# Parameters of a signed URL's query (S3, Google, Azure, CloudFront, Alibaba, tokens), and names and passwords of URLs.
+_SECRET = re.compile(
+    r"""((?:[?&;]|\\u0026|&amp;)(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|password|
+    credential|policy|authorization)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)=)
+    (?:(?!\\u0026)[^&\s'"<>])+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_USER = re.compile(r"""(\bhttps?://)[^/\s@'"]+@|(\b[a-z][\w+.-]*://)[^/\s:@'"]+:[^/\s@'"]+@""", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with … in place of the signatures, tokens and passwords of its URLs.
+
+    >>> without_secrets("https://a:b@host/x?X-Amz-Date=1&part=2&X-Amz-Signature=3f")
+    'https://…@host/x?X-Amz-Date=…&part=2&X-Amz-Signature=…'
+    """
+    if "://" not in text:
+        return text
+    return _USER.sub(lambda found: f"{found[1] or found[2]}…@", _SECRET.sub(r"\1…", text))
+
+
+class _WithoutSecrets(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if (shown := without_secrets(text)) != text:
+            record.msg, record.args = shown, ()
+        return True
+
+
+logging.getLogger("lmms_stream").addFilter(_WithoutSecrets())
 
 
 class ConfigError(LmmsStreamError, ValueError):

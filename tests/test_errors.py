@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import logging
+import pickle
 from collections.abc import Iterator, Sequence
 
 import lmms_stream.errors as errors
 import pytest
-from lmms_stream.errors import LmmsStreamError, did_you_mean
+from lmms_stream.errors import (
+    ConfigError,
+    DataError,
+    LmmsStreamError,
+    ObjectChangedError,
+    StorageError,
+    did_you_mean,
+)
 from lmms_stream.train.run.settings import TrainConfig
 
 from .arrows import files, tree
@@ -121,3 +130,25 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.Lambda):
             waiting += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/a.tar?X-Amz-Credential=K&X-Amz-Signature=3f&part=2", "https://h/a.tar?X-Amz-Credential=…&X-Amz-Signature=…&part=2"),
+        ("https://h/a?X-Goog-Algorithm=G&X-Goog-Signature=3f'", "https://h/a?X-Goog-Algorithm=…&X-Goog-Signature=…'"),
+        ("https://h/a?sv=2024&sp=r&sig=a%2Bb%3D", "https://h/a?sv=2024&sp=r&sig=…"),
+        ("https://h/a?AWSAccessKeyId=K&Signature=s&Expires=1", "https://h/a?AWSAccessKeyId=…&Signature=…&Expires=1"),
+        ('{"u": "https://h/a?x=1\\u0026access_token=t"}', '{"u": "https://h/a?x=1\\u0026access_token=…"}'),
+        ("s3://key:secret@bucket/a", "s3://…@bucket/a"),
+        ("https://token@host/a", "https://…@host/a"),
+        ("abfss://box@account.dfs/a, hf://datasets/a@b?config=c", "abfss://box@account.dfs/a, hf://datasets/a@b?config=c"),
+    ],
+)  # fmt: skip
+def test_secrets_of_urls_are_in_no_error_and_no_log(url: str, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    for kind in (ConfigError, DataError, StorageError, ObjectChangedError):
+        error = kind(url)
+        assert str(error).startswith(shown)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    logging.getLogger("lmms_stream").warning("reads %s", url)
+    assert caplog.messages == [f"reads {shown}"]

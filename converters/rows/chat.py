@@ -100,11 +100,11 @@ def _read_chat(
 
 
 def json_of(stored: Any) -> str:
-    if _holds_nan(stored):
-        raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
     try:
+        if _holds_nan(stored):
+            raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
         return orjson.dumps(stored).decode()
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         reason = error
     try:  # integers of more than 64 bits, which orjson rejects
         text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -117,7 +117,7 @@ def json_of(stored: Any) -> str:
 def _holds_nan(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_nan, value.values()))
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return any(map(_holds_nan, value))
     return isinstance(value, float) and not math.isfinite(value)
 
@@ -180,7 +180,16 @@ def with_calls(message: Turn) -> Turn:
         are_calls = isinstance(called, list) and all(isinstance(call, Mapping) for call in called)
         if key == "tool_calls" and called is not None and not are_calls:
             raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
+    if message.get("tool_calls"):
+        message = {**message, "tool_calls": [_filled_call(call) for call in message["tool_calls"]]}
     return message
+
+
+def _filled_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call without null keys of tables of structs, but with its function and arguments."""
+    filled = {key: value for key, value in call.items() if value is not None or key in ("function", "arguments")}
+    function = filled.get("function")
+    return {**filled, "function": _filled_call(function)} if isinstance(function, Mapping) else filled
 
 
 def _without(message: Turn, key: str) -> Turn:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
+from ...processors.stored_chat import check_values
 from .fields import is_filled, parse_json, references_of
 from .references import FACTS_OF_SOME, SampleMedia, is_data, shown
 
@@ -80,6 +81,7 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
             )
     nexts = {kind: iter(references) for kind, references in waiting.items()}
     for turn in split:
+        check_values(turn)
         if isinstance(turn["content"], list):
             turn["content"] = [_store(part, nexts, media) for part in turn["content"]]
     return split

@@ -8,7 +8,8 @@ import lzma
 import os
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -54,6 +55,15 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def status_of(files: Sequence[Path]) -> str:
+    """Return a digest of inodes and times of status changes; each write to a file changes the digest."""
+    digest = xxhash.xxh3_64()
+    for file in files:
+        status = file.stat()
+        digest.update(f"{status.st_ino} {status.st_ctime_ns} ".encode())
+    return digest.hexdigest()
+
+
 def sampled_digest(path: Path) -> str:
     """Return a digest of four pieces of a file, including both ends; of all bytes of a small file."""
     with path.open("rb", buffering=0) as file:
@@ -90,6 +100,13 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def joint_digest(files: Sequence[Path]) -> str:
+    """Return a digest of all bytes of files; of a single file, its content_digest."""
+    with ThreadPoolExecutor() as threads:
+        digests = [*threads.map(content_digest, files)]
+    return digests[0] if len(digests) == 1 else xxhash.xxh3_128_hexdigest(" ".join(digests))
+
+
 @dataclass(frozen=True, slots=True)
 class LocalFile:
     path: Path
@@ -100,7 +117,8 @@ class LocalFile:
 
     @property
     def key(self) -> tuple[object, ...]:
-        return str(self.path), *identity(self.path.stat())
+        status = self.path.stat()
+        return str(self.path), *identity(status), status.st_ctime_ns
 
     def open(self, *, until: int | None = None) -> IO[bytes]:
         return self.path.open("rb", buffering=LOCAL_BYTES)

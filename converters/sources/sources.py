@@ -258,6 +258,7 @@ class Opener:
             location,
             identity=identity_of(name, files),
             num_bytes=num_bytes,
+            files=[path / file.key for file in files],
         )
 
     def _open_stored(self, spec: Spec, url: str) -> bool:
@@ -381,7 +382,16 @@ class Opener:
             open_table = partial(TableWithColumns, open_table, columns)
         identity = identity_of(name, [file])
         num_bytes = file.num_bytes
-        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, fetch=fetch, is_part=is_part)
+        self._add(
+            spec,
+            open_table,
+            location,
+            identity=identity,
+            num_bytes=num_bytes,
+            fetch=fetch,
+            is_part=is_part,
+            files=_local_files(store, [file]),
+        )
 
     def _add_folder(
         self, spec: Spec, store: Storage, files: Sequence[StoredObject], format: str, *, name: str | None = None
@@ -399,7 +409,8 @@ class Opener:
         open_table = partial(FolderTable, files, make_unit=make_unit, location=location)
         pieces = partial(_pieces, store, [(file.key, 1) for file in files])
         identity = identity_of(location.name, files)
-        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, pieces=pieces)
+        local = _local_files(store, files)
+        self._add(spec, open_table, location, identity=identity, num_bytes=num_bytes, pieces=pieces, files=local)
 
     def _location(
         self, path: Path, spec: Spec, *, name: str, num_bytes: int, folder: Path | str | None = None
@@ -427,6 +438,7 @@ class Opener:
         dataset: DatasetFiles | None = None,
         is_part: bool = False,
         pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
+        files: Sequence[Path] = (),
     ) -> None:
         if spec.settings.delimited is not None:  # the settings decide the rows
             identity = {**identity, "csv": asdict(spec.settings.delimited)}
@@ -443,6 +455,7 @@ class Opener:
             fetch=fetch,
             is_part=is_part,
             pieces=pieces,
+            files=files,
         )
         if isinstance(source, StoredSource) and dataset is not None:
             source.dataset, source.location = dataset, location
@@ -459,6 +472,10 @@ def _refuse_choice(spec: Spec) -> None:
     if spec.config or spec.split:
         choice = spec.folder_text().removeprefix(spec.path.rstrip("/"))
         raise DataError(f"{spec.text}: only a folder has configurations and splits: leave out {choice}")
+
+
+def _local_files(store: Storage, files: Sequence[StoredObject]) -> list[Path]:
+    return [store.folder / file.key for file in files] if isinstance(store, LocalStorage) else []
 
 
 def _pieces(store: Storage, files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int]]:

@@ -166,6 +166,7 @@ class TableSource:
     """A source whose table is opened at its turn.
 
     pieces: for a source of several files, yields place and number of rows of each file in order; None for one file.
+    files: paths of local files.
     """
 
     def __init__(
@@ -181,8 +182,10 @@ class TableSource:
         fetch: Fetch | None = None,
         is_part: bool = False,
         pieces: Callable[[], Iterator[tuple[str, int]]] | None = None,
+        files: Sequence[Path] = (),
     ):
         self.name = name
+        self.files = files
         self.identity = identity
         self.num_bytes = num_bytes
         self._fetch = fetch

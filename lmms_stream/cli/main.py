@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..errors import ConfigError, LmmsStreamError
+from ..errors import ConfigError, LmmsStreamError, without_secrets
 from ..extras import need
 from ..registry import Registry
 from ..signals import Terminated, raised_termination
@@ -168,9 +168,8 @@ def _show_warning(
 ) -> None:
     """Show our warnings in a line, and others with their place in the code."""
     is_ours = filename == "lmms_stream"
-    sys.stderr.write(
-        f"warning: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno)
-    )
+    text = f"warning: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno)
+    sys.stderr.write(without_secrets(text))
 
 
 def build_parser(command: str | None = None) -> MainParser:
@@ -235,7 +234,7 @@ class OutputError(Exception):
 
 
 class _Output:
-    """A stream that raises OutputError."""
+    """A stream that raises OutputError, and writes escapes for characters outside of its encoding."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -246,6 +245,9 @@ class _Output:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             raise OutputError(error) from error
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import ShardError
 from ..extras import need
-from ..processors.json_text import parsed
+from ..processors.json_text import check_digits, number, parsed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -134,13 +134,14 @@ def _json(text: bytes) -> Any:
         try:
             return parsed(text)
         except ValueError:  # `json` reads halves of surrogate pairs and numbers of 309 digits
-            return json.loads(text.decode())
+            return json.loads(text.decode(), parse_float=number)
     except RecursionError as error:
         raise ValueError("json: it is nested too deeply") from error
 
 
 def _decimal(text: bytes) -> Decimal:
     try:
+        check_digits(text)
         return Decimal(text.decode())
     except InvalidOperation as error:
         raise ValueError(f"str_decimal: {text!r} is no number") from error
@@ -149,7 +150,7 @@ def _decimal(text: bytes) -> Decimal:
 _OF_BYTES: dict[str, Callable[[bytes], Any]] = {
     "json": _json,
     "str_int": lambda text: int(text.decode()),
-    "str_float": lambda text: float(text.decode()),
+    "str_float": lambda text: number(text.decode()),
     "str_decimal": _decimal,
 }
 

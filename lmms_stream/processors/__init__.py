@@ -70,6 +70,9 @@ class ProcessorConfig(MediaSettings, ImageSettings):
     text_suffix: str | None = None  # of "text": written after each text instead of special tokens; "" for nothing
     # of "tokens": separate attention of documents that were concatenated at conversion (--concat)
     isolate_documents: bool = False
+    # run the Python files in the folder or repository of the tokenizer or processor (true if model.trust_remote_code
+    # is true); without it, a folder that needs them is refused
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="processor.", paths=("tokenizer", "path"))
@@ -135,10 +138,13 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             from .text import DocumentsProcessor, TokensProcessor
 
             return DocumentsProcessor() if self.isolate_documents else TokensProcessor()
+        trusts = self.trust_remote_code
         if self.type is None and self.path is not None and not has_processor_of_media(self.path):
             from .chat import ChatProcessor
 
-            return ChatProcessor.from_pretrained(self.path, learn=self.learn, learn_stop=self.learn_stop)
+            return ChatProcessor.from_pretrained(
+                self.path, learn=self.learn, learn_stop=self.learn_stop, trust_remote_code=trusts
+            )
         if self.kind in MEDIA_TYPES:
             return self._of_media(learn=self.learn, learn_stop=self.learn_stop)
         if self.kind == "image":
@@ -154,18 +160,24 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         if self.kind == "text":
             from .text import TextProcessor
 
-            return TextProcessor.from_pretrained(self.tokenizer, prefix=self.text_prefix, suffix=self.text_suffix)
+            return TextProcessor.from_pretrained(
+                self.tokenizer, prefix=self.text_prefix, suffix=self.text_suffix, trust_remote_code=trusts
+            )
         if self.kind == "preference":
             from .preference import PreferenceProcessor
 
-            return PreferenceProcessor.from_pretrained(self.tokenizer, objective=self._compared)
+            return PreferenceProcessor.from_pretrained(
+                self.tokenizer, objective=self._compared, trust_remote_code=trusts
+            )
         if self.kind == "bagel":
             from .bagel import BagelProcessor
 
-            return BagelProcessor.from_pretrained(self.tokenizer, self.bagel)
+            return BagelProcessor.from_pretrained(self.tokenizer, self.bagel, trust_remote_code=trusts)
         from .chat import ChatProcessor
 
-        return ChatProcessor.from_pretrained(self.tokenizer, learn=self.learn, learn_stop=self.learn_stop)
+        return ChatProcessor.from_pretrained(
+            self.tokenizer, learn=self.learn, learn_stop=self.learn_stop, trust_remote_code=trusts
+        )
 
     @property
     def kind(self) -> str:
@@ -182,7 +194,9 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         if not self.path:
             raise ConfigError("processor.path is missing: name the folder or hub id of a processor of transformers'")
         settings = {each.name: getattr(self, each.name) for each in fields(MediaSettings)}
-        return MultimodalProcessor.from_pretrained(self.path, learn=learn, learn_stop=learn_stop, **settings)
+        return MultimodalProcessor.from_pretrained(
+            self.path, learn=learn, learn_stop=learn_stop, trust_remote_code=self.trust_remote_code, **settings
+        )
 
 
 def has_processor_of_media(path: str) -> bool:

@@ -46,7 +46,7 @@ _MOST, _MEAN = 16 / 255 / 0.26, 0.005
 _MOST_OF_SOUND = 1e-4  # NumPy and torch differ by up to 6e-5
 _COMPARE = (
     "import sys; sys.path[:] = {path!r}; import torch; from lmms_stream.processors import multimodal; "
-    "multimodal.write_differences({of!r}, {to!r})"
+    "multimodal.write_differences({of!r}, {to!r}, {trusts})"
 )
 _TIMEOUT_S = 600
 
@@ -93,7 +93,7 @@ def or_installed(
         )  # fmt: skip
     if not found.differences:
         return family
-    installed = Installed(files.name, family, limits=_changed(family, plain))
+    installed = Installed(files, family, limits=_changed(family, plain))
     return cast("Family", ByInstalled(family, installed, tokenizer, found.differences))
 
 
@@ -115,16 +115,16 @@ def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles
     if isinstance(kept, dict):
         return Differences(differences=kept, failures={})
     alone = "torch" not in sys.modules
-    found = _by_another_process(files.name) if alone else compared(family, tokenizer, files.name)
+    found = _by_another_process(files) if alone else compared(family, tokenizer, files)
     if not found.failures:
         keep("processors", described, dict(found.differences))
     return found
 
 
-def _by_another_process(path: str) -> Differences:
+def _by_another_process(files: ProcessorFiles) -> Differences:
     with TemporaryDirectory() as folder:
         written = Path(folder) / "found.json"
-        program = _COMPARE.format(path=sys.path, of=path, to=str(written))
+        program = _COMPARE.format(path=sys.path, of=files.name, to=str(written), trusts=files.trust_remote_code)
         try:
             subprocess.run([sys.executable, "-c", program], check=True, timeout=_TIMEOUT_S, capture_output=True)
             return Differences(**json.loads(written.read_bytes()))
@@ -132,9 +132,9 @@ def _by_another_process(path: str) -> Differences:
             return Differences(differences={}, failures={"media": str(error)}, is_loaded=False)
 
 
-def compared(family: Family, tokenizer: FastTokenizer, path: str) -> Differences:
+def compared(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Differences:
     """Compare the results of both for a few media of each kind of the family."""
-    installed = Installed(path, family)
+    installed = Installed(files, family)
     try:
         installed.processor  # noqa: B018 - loads the processor
     except Exception as error:  # noqa: BLE001 - any error of a library

@@ -165,9 +165,11 @@ class BagelProcessor:
         }
 
     @staticmethod
-    def from_pretrained(path: str, settings: BagelSettings | None = None) -> BagelProcessor:
-        """Return a processor with the tokenizer at a local path or hub id."""
-        return BagelProcessor(load_tokenizer(path), settings)
+    def from_pretrained(
+        path: str, settings: BagelSettings | None = None, *, trust_remote_code: bool = False
+    ) -> BagelProcessor:
+        """Return a processor with the tokenizer at a local path or hub id. trust_remote_code: see load_tokenizer."""
+        return BagelProcessor(load_tokenizer(path, trust_remote_code=trust_remote_code), settings)
 
     @property
     def description(self) -> Mapping[str, Any]:

@@ -150,6 +150,8 @@ def or_error(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | Da
         return make(*args, **options)
     except DataError as error:
         return error
+    except RecursionError as error:
+        return DataError(f"its values are nested too deep ({error}): flatten them, or remove the sample")
 
 
 def through(made: Sequence[T | DataError], make: Callable[[list[T]], Iterable[U | DataError]]) -> list[U | DataError]:

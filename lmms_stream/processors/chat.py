@@ -56,9 +56,12 @@ class ChatProcessor:
         return self._conversations.learn
 
     @staticmethod
-    def from_pretrained(path: str, *, learn: Learn = "all", learn_stop: bool = False) -> ChatProcessor:
-        """Return a processor with the tokenizer at a local path or hub id."""
-        return ChatProcessor(load_tokenizer(path), source=path, learn=learn, learn_stop=learn_stop)
+    def from_pretrained(
+        path: str, *, learn: Learn = "all", learn_stop: bool = False, trust_remote_code: bool = False
+    ) -> ChatProcessor:
+        """Return a processor with the tokenizer at a local path or hub id. trust_remote_code: see load_tokenizer."""
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        return ChatProcessor(tokenizer, source=path, learn=learn, learn_stop=learn_stop)
 
     @property
     def description(self) -> Mapping[str, Any]:

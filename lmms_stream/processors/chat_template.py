@@ -317,7 +317,14 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return JSON text for a model, without the HTML escapes of Jinja's filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        allow_nan=False,
+    )
 
 
 def _raise(message: str) -> None:

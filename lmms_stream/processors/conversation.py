@@ -28,7 +28,7 @@ from .not_shown import (
     is_empty,
     shape_of,
 )
-from .stored_chat import read_chat
+from .stored_chat import check_text, check_values, leave_out_nulls, read_chat
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # messages of the assistant in a conversation that are trained on
@@ -54,6 +54,8 @@ class Chat:
         """Make a chat of stored messages. The messages are changed in place."""
         left_out = []
         for index, message in enumerate(messages):
+            leave_out_nulls(message)
+            check_values(message)
             if isinstance(message.get("content"), list):
                 message["content"] = content(message["content"])
             if not message.pop("learn", True):
@@ -199,6 +201,7 @@ class Conversations:
             spans = [span for each in by_answer.values() for span in each]
             left_out = [span for index, each in by_answer.items() if index in chat.left_out for span in each]
         text = self._ended(chat, text, spans)
+        check_text(text)
         stops = self._stops_of(chat)
         if stops is not None:
             spans, left_out = ([stops.extended(text, span) for span in each] for each in (spans, left_out))
@@ -473,16 +476,16 @@ def _writes_objects(render: Render, messages: Messages, text: str) -> bool:
         return False
     probed = [dict(message) for message in copy.deepcopy(messages)]
     for arguments in _objects_of(_called_functions(probed)):
-        arguments["zqargumentkx"] = 1
+        arguments.append("zqargumentkx") if isinstance(arguments, list) else arguments.update(zqargumentkx=1)
     made = or_error(render, probed)
     return isinstance(made, DataError) or any(
         str(arguments) in made.text for arguments in _objects_of(_called_functions(probed))
     )
 
 
-def _objects_of(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the arguments of calls, if they are objects and not empty."""
-    return [found for each in functions if isinstance(found := each.get("arguments"), dict) and found]
+def _objects_of(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | list[Any]]:
+    """Return the arguments of calls, if they are objects or lists, and not empty."""
+    return [found for each in functions if isinstance(found := each.get("arguments"), dict | list) and found]
 
 
 def _with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -492,6 +495,6 @@ def _with_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, _Arguments):
             function["arguments"] = arguments.text
-        elif isinstance(arguments, dict):
+        elif isinstance(arguments, dict | list):
             function["arguments"] = json.dumps(arguments, ensure_ascii=False)
     return copied

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,8 +23,8 @@ _DIGITS_TO_0 = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def parsed(text: bytes) -> Any:
-    """Return the value of a JSON text. orjson.JSONDecodeError for invalid text, and for numbers of more than 308
-    digits.
+    """Return the value of a JSON text. orjson.JSONDecodeError for invalid text, for integers of more than 308
+    digits, and for floats of more digits than Python reads of an integer.
 
     >>> parsed(b'{"id": 123456789012345678901234567890}')
     {'id': 123456789012345678901234567890}
@@ -33,9 +34,22 @@ def parsed(text: bytes) -> Any:
     except orjson.JSONDecodeError:
         if b"NaN" in text or b"Infinity" in text:
             with suppress(ValueError, RecursionError):
-                return json.loads(text.decode())
+                return json.loads(text.decode(), parse_float=number)
         raise
-    return json.loads(text) if _has_long_number(text) else values
+    return json.loads(text, parse_float=number) if _has_long_number(text) else values
+
+
+def number(text: str) -> float:
+    """Return the float of a text; ValueError for more digits than Python reads of an integer."""
+    check_digits(text)
+    return float(text)
+
+
+def check_digits(text: str | bytes) -> None:
+    """Raise orjson.JSONDecodeError for a number of more digits than Python reads of an integer."""
+    most = sys.get_int_max_str_digits()
+    if 0 < most < len(text):
+        raise orjson.JSONDecodeError(f"a number has {len(text)} characters, more than {most}", "", 0)
 
 
 def parsed_all(texts: Sequence[bytes]) -> list[Any]:

@@ -78,18 +78,19 @@ class MultimodalProcessor:
         learn: Learn = "all",
         learn_stop: bool | None = False,
         family: FamilyMaker | None = None,
+        trust_remote_code: bool = False,
         **settings: Any,
     ) -> MultimodalProcessor:
         """Return the processor at a local path or hub id. settings: of MediaSettings. family: default, the path's own.
 
-        learn_stop: see ChatProcessor; None if ends of answers do not matter.
+        learn_stop: see ChatProcessor; None if ends of answers do not matter. trust_remote_code: see load_tokenizer.
         """
         known = [field.name for field in fields(MediaSettings)]
         for name in settings.keys() - {*known}:
             raise ConfigError(f"a processor of media has no setting {name!r}: {did_you_mean(name, known)}")
         chosen = MediaSettings(**settings)
         path = str(plain_path("path", path))
-        files, tokenizer = _read_folder(path)
+        files, tokenizer = _read_folder(path, trust_remote_code)
         ids = partial(_token_id, tokenizer)
         maker = family or family_of(files)
         made = maker.of(files, chosen, ids)
@@ -255,15 +256,16 @@ class MultimodalProcessor:
         return repeats
 
 
-def write_differences(path: str, to: str) -> None:
+def write_differences(path: str, to: str, trusts: bool) -> None:
     """Compare the family of a path with the installed processor, and write the result into a file."""
-    files, tokenizer = _read_folder(path)
+    files, tokenizer = _read_folder(path, trusts)
     family = family_of(files).of(files, MediaSettings(), partial(_token_id, tokenizer))
-    Path(to).write_text(json.dumps(compared(family, tokenizer, path)._asdict()), encoding="utf-8")
+    Path(to).write_text(json.dumps(compared(family, tokenizer, files)._asdict()), encoding="utf-8")
 
 
-def _read_folder(path: str) -> tuple[ProcessorFiles, FastTokenizer]:
-    files, tokenizer = read_files(path), load_tokenizer(path)
+def _read_folder(path: str, trust_remote_code: bool) -> tuple[ProcessorFiles, FastTokenizer]:
+    files = replace(read_files(path), trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     return files, replace(tokenizer, chat_templates=files.chat_templates) if files.chat_templates else tokenizer
 
 

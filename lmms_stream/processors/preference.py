@@ -54,9 +54,12 @@ class PreferenceProcessor:
         self._conversations = Conversations(self.tokenizer, learn="all", learn_stop=None) if has_template else None
 
     @staticmethod
-    def from_pretrained(path: str, *, objective: Compared = "dpo") -> PreferenceProcessor:
-        """Return a processor with the tokenizer at a local path or hub id."""
-        return PreferenceProcessor(load_tokenizer(path), source=path, objective=objective)
+    def from_pretrained(
+        path: str, *, objective: Compared = "dpo", trust_remote_code: bool = False
+    ) -> PreferenceProcessor:
+        """Return a processor with the tokenizer at a local path or hub id. trust_remote_code: see load_tokenizer."""
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        return PreferenceProcessor(tokenizer, source=path, objective=objective)
 
     @property
     def description(self) -> Mapping[str, Any]:

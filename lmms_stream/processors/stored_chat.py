@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import orjson
 
 from ..errors import DataError
 from ..types import Role
-from .json_text import parsed
+from .answers import REASONING_KEYS
+from .json_text import number, parsed
 
 _AGAIN = "convert the dataset again"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class StoredChat(NamedTuple):
@@ -94,7 +100,81 @@ def _parse(stored: str) -> Any:
     try:
         return parsed(stored.encode())
     except (ValueError, AttributeError):  # halves of surrogate pairs, deep nesting and 309 digits: json reads these
-        return json.loads(stored)
+        return json.loads(stored, parse_float=number)
+
+
+def leave_out_nulls(message: dict[str, Any]) -> None:
+    """Remove keys of null except the content, like a conversion: a template would write None."""
+    for key in [key for key, value in message.items() if value is None and key != "content"]:
+        del message[key]
+
+
+def check_text(text: str) -> None:
+    """Raise DataError for a text with half of a surrogate pair, without UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"its text has half of a surrogate pair ({error}): correct or remove the row") from error
+
+
+def check_values(message: Mapping[str, Any]) -> None:
+    """Raise DataError for a value of a message, in Python's notation in the text of templates, for example `None`.
+
+    All keys known to templates are checked, except the content.
+    """
+    role, calls, function_call = message["role"], message.get("tool_calls"), message.get("function_call")
+    _check_value("role", role, isinstance(role, str) and role.strip() and not _CONTROL.search(role), "a name")
+    for key in {"name", "tool_call_id"} & message.keys():
+        _check_value(key, message[key], _is_name(message[key]), "text")
+    for key in message.keys() & {*REASONING_KEYS}:
+        _check_value(key, message[key], isinstance(message[key], str), "text")
+    are_calls = calls is None or (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls))
+    _check_value("tool_calls", calls, are_calls, "a list of objects")
+    for call in calls or ():
+        _check_value("tool_calls.id", call.get("id"), call.get("id") is None or _is_name(call["id"]), "text")
+        _check_function("tool_calls.function", call.get("function", call), is_named="function" in call)
+    if function_call is not None:
+        _check_function("function_call", function_call, is_named=True)
+    _check_value("learn", message.get("learn"), isinstance(message.get("learn", True), bool), "true or false")
+
+
+def _check_function(key: str, function: Any, *, is_named: bool) -> None:
+    _check_value(key, function, isinstance(function, Mapping), "an object with name and arguments")
+    name, arguments = function.get("name", None if is_named else ""), function.get("arguments")
+    _check_value(f"{key}.name", name, isinstance(name, str) and (name.strip() or not is_named), "text")
+    is_read = arguments is None or isinstance(arguments, str | Mapping | list)
+    _check_value(f"{key}.arguments", arguments, is_read, "an object, or its JSON text")
+    if isinstance(arguments, str):
+        try:
+            orjson.loads(arguments)
+        except ValueError:
+            _check_arguments(arguments)
+
+
+def _check_arguments(text: str) -> None:
+    """Raise DataError for a JSON text valid only in Python's reader; other texts reach templates unchanged."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return
+    except RecursionError as error:
+        raise DataError(f"arguments of a call are nested too deep ({text[:60]!r}): remove the row") from error
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # halves of surrogate pairs have no UTF-8
+    except ValueError as error:
+        raise DataError(f"arguments of a call are not JSON ({error}): correct or remove the row") from error
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _check_value(key: str, value: Any, is_right: Any, expected: str) -> None:
+    if not is_right:
+        raise DataError(
+            f"a message has {key} {str(value)[:80]!r} ({type(value).__name__}), which a chat template would write "
+            f"unchanged: write {expected}, or remove the key"
+        )
 
 
 def _check_message(message: Any) -> None:

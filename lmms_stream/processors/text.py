@@ -49,9 +49,12 @@ class TextProcessor:
         self._around = self._found_around() if self._said else None
 
     @staticmethod
-    def from_pretrained(path: str, *, prefix: str | None = None, suffix: str | None = None) -> TextProcessor:
-        """Return a processor with the tokenizer at a local path or hub id."""
-        return TextProcessor(load_tokenizer(path), source=path, prefix=prefix, suffix=suffix)
+    def from_pretrained(
+        path: str, *, prefix: str | None = None, suffix: str | None = None, trust_remote_code: bool = False
+    ) -> TextProcessor:
+        """Return a processor with the tokenizer at a local path or hub id. trust_remote_code: see load_tokenizer."""
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        return TextProcessor(tokenizer, source=path, prefix=prefix, suffix=suffix)
 
     def _found_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Tokens before and after a text: the given tokens, or the tokenizer's."""

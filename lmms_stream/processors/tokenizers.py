@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 _LOAD = (
-    "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; tokenizers.write({of}, {to})"
+    "import sys; sys.path[:] = {path!r}; from lmms_stream.processors import tokenizers; "
+    "tokenizers.write({of}, {to}, {trusts})"
 )
 _LOAD_TIMEOUT_S = 3600  # seconds; a tokenizer of the hub may need a download
 
@@ -54,9 +55,12 @@ class FastTokenizer:
     special_tokens: Mapping[str, Any]  # bos_token, eos_token, …: variables of chat templates
     eos_token_id: int | None
     splits_special: bool = False
+    trust_remote_code: bool = False  # whether Python files of its folder may run
 
     @staticmethod
-    def of(tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, name: str = "") -> FastTokenizer:
+    def of(
+        tokenizer: PreTrainedTokenizerFast | FastTokenizer, *, name: str = "", trust_remote_code: bool = False
+    ) -> FastTokenizer:
         """Make a FastTokenizer. ConfigError for a slow tokenizer."""
         if isinstance(tokenizer, FastTokenizer):
             return tokenizer
@@ -76,6 +80,7 @@ class FastTokenizer:
             special_tokens=_as_text(special_tokens_of(tokenizer)),
             eos_token_id=tokenizer.eos_token_id,
             splits_special=bool(tokenizer.split_special_tokens),
+            trust_remote_code=trust_remote_code or getattr(type(tokenizer), "_auto_class", None) is not None,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -160,30 +165,37 @@ class FastTokenizer:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def load_tokenizer(path: str) -> FastTokenizer:
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> FastTokenizer:
     """Load the tokenizer at a local path or hub id; ConfigError if there is no tokenizer.
 
     transformers is asked only if the files do not determine the tokenizer; its answer is kept for later calls.
+    trust_remote_code: run Python files of the folder; otherwise, ConfigError for a tokenizer with needed files.
     """
     path = str(plain_path("tokenizer", path))
-    if (read := _read(Path(path))) is not None:
+    if (read := _read(Path(path), trust_remote_code)) is not None:
         return read
-    described = {"files": _digests_of(Path(path)), "transformers": version("transformers"), "reader": 1}
+    described = {
+        "files": _digests_of(Path(path)),
+        "transformers": version("transformers"),
+        "trust_remote_code": trust_remote_code,
+        "reader": 1,
+    }
     fields = read_kept("tokenizers", described) if described["files"] else None
     if fields is None:
-        fields = _ask(path)
+        fields = _ask(path, trust_remote_code)
         if described["files"]:
             keep("tokenizers", described, fields)
     return FastTokenizer(**{**fields, "name": path})
 
 
-def _ask(path: str) -> dict[str, Any]:
+def _ask(path: str, trust_remote_code: bool) -> dict[str, Any]:
     """Return the fields of the tokenizer that transformers loads."""
     if "torch" in sys.modules or "transformers" in sys.modules:
-        return FastTokenizer.of(_load(path), name=path).__getstate__()
+        loaded = _load(path, trust_remote_code)
+        return FastTokenizer.of(loaded, name=path, trust_remote_code=trust_remote_code).__getstate__()
     with TemporaryDirectory() as folder:
         written = Path(folder) / "tokenizer.json"
-        program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)))
+        program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)), trusts=trust_remote_code)
         environment = {**os.environ, "USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
         try:
             subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=_LOAD_TIMEOUT_S)
@@ -195,10 +207,11 @@ def _ask(path: str) -> dict[str, Any]:
     return fields
 
 
-def write(path: str, to: str) -> None:
+def write(path: str, to: str, trusts: bool) -> None:
     """Write the tokenizer at a path into a file, or the error of loading it."""
     try:
-        described = FastTokenizer.of(_load(path), name=path).__getstate__()
+        loaded = FastTokenizer.of(_load(path, trusts), name=path, trust_remote_code=trusts)
+        described = loaded.__getstate__()
     except ConfigError as error:
         described = {"error": str(error)}
     Path(to).write_text(json.dumps(described), encoding="utf-8")
@@ -256,14 +269,25 @@ def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
     return char, char + 1
 
 
-def _load(path: str) -> PreTrainedTokenizerFast:
+def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
+    """Raise ConfigError if transformers refuses code in an untrusted folder."""
+    if "trust_remote_code" in str(error) and not trust_remote_code:
+        raise ConfigError(
+            f"{name!r} has its own Python files, which can run any code: read the files, and set trust_remote_code to "
+            "true in the run's sections processor and model, or pass --setting trust_remote_code=true to a command, if "
+            "you trust them"
+        ) from error
+
+
+def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     if problem := if_folder_of_lfs_pointers(path, "*token*"):
         raise ConfigError(f"tokenizer {path!r} cannot be loaded: {problem}")
     try:
-        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        check_trusted(error, path, trust_remote_code)
         first_line = str(error).splitlines()[0]
         raise ConfigError(
             f"tokenizer {path!r} cannot be loaded: {first_line.rstrip('.')}: name a folder with a tokenizer.json, or a "
@@ -315,17 +339,19 @@ def _digests_of(folder: Path) -> dict[str, str]:
     }
 
 
-def _read(folder: Path) -> FastTokenizer | None:
+def _read(folder: Path, trust_remote_code: bool) -> FastTokenizer | None:
     """Read a tokenizer from the files of a folder; None if the files do not determine it, or are damaged."""
     from tokenizers import AddedToken, Tokenizer
 
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        of_model = folder / "config.json"
-        model_type = json.loads(of_model.read_text(encoding="utf-8"))["model_type"] if of_model.is_file() else None
+        file = folder / "config.json"
+        of_model = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"model_type": None}
+        model_type = of_model["model_type"]
         kind = config["tokenizer_class"]
         rules = RULES_OF_TOKENIZERS.get(kind) or RULES_OF_TOKENIZERS[kind.removesuffix("Fast")]
-        if (model_type and not re.fullmatch(rules.types, model_type)) or _OTHER_LOADERS & config.keys():
+        has_code = "AutoTokenizer" in (of_model.get("auto_map") or {})
+        if has_code or (model_type and not re.fullmatch(rules.types, model_type)) or _OTHER_LOADERS & config.keys():
             return None
         tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
         special, templates = _special_tokens(rules, config), _templates_of(folder, config)
@@ -348,6 +374,7 @@ def _read(folder: Path) -> FastTokenizer | None:
         special_tokens=special,
         eos_token_id=None if end is None else tokenizer.token_to_id(end),
         splits_special=bool(config.get("split_special_tokens", False)),
+        trust_remote_code=trust_remote_code,
     )
     if not read.splits_special:  # parsed already
         _replace_parts(tokenizer, parts)

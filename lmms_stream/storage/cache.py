@@ -249,7 +249,7 @@ class LocalCache:
     def _is_valid(self, original: Path, wanted: Wanted, *, wait: bool) -> bool | None:
         """Return whether a local dataset's own object is valid; None while another process checks the object.
 
-        Each version of a file, by inode, size and time, is read completely by a single process of a node.
+        Each version of a file, by inode, size and times, is read completely by a single process of a node.
         """
         record_path = self._record_of_original(wanted)
         if record_path is None:

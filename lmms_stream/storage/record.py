@@ -33,6 +33,7 @@ class Record:
     size: int = 0
     inode: int = 0
     mtime_ns: int = 0
+    ctime_ns: int = 0
     boot: str = ""
     ours: bool = False
 
@@ -44,6 +45,7 @@ class Record:
             size=stat.st_size,
             inode=stat.st_ino,
             mtime_ns=stat.st_mtime_ns,
+            ctime_ns=stat.st_ctime_ns,
             boot=boot_id(),
             ours=ours,
         )
@@ -70,12 +72,16 @@ class Record:
         os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
 
     def vouches_for(self, path: Path, identity: str) -> bool:
-        """Return whether the file was checked since the machine was started, and is unchanged since."""
-        return self.identity == identity and self.boot == boot_id() and self.fits(path)
+        """Return whether the file was checked since the machine was started, and its status is unchanged since.
+
+        The time of change of the status also differs after writes that keep the size and the modification time.
+        """
+        is_checked = self.identity == identity and self.boot == boot_id() and self.inode != 0
+        return is_checked and self._facts(path) == (self.size, self.mtime_ns, self.inode, self.ctime_ns)
 
     def fits(self, path: Path) -> bool:
         """Return whether the file is unchanged since the check, by inode, size and time."""
-        return self._facts(path) == (self.size, self.mtime_ns, self.inode) and self.inode != 0
+        return self._facts(path)[:3] == (self.size, self.mtime_ns, self.inode) and self.inode != 0
 
     def fits_copy(self, path: Path) -> bool:
         """Return whether the file has the size and time of the checked file, as a copy by `cp -a` has."""
@@ -83,12 +89,12 @@ class Record:
 
     @staticmethod
     def _facts(path: Path) -> tuple[int, ...]:
-        """Return size, time and inode of a file; an empty tuple for a missing file."""
+        """Return size, times and inode of a file; an empty tuple for a missing file."""
         try:
             stat = path.stat()
         except OSError:
             return ()
-        return stat.st_size, stat.st_mtime_ns, stat.st_ino
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns
 
     def owns(self, path: Path) -> bool:
         """Return whether we downloaded the file, and nobody has changed it since."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError
@@ -62,12 +62,18 @@ class RunConfig:
 
     def build_datasets(self, world: World) -> Datasets:
         if self.dataset is not None:
-            return opened(self.dataset, world)
-        return {name: opened(config, world) for name, config in self.datasets.items()}
+            return opened(self._trusting(self.dataset), world)
+        return {name: opened(self._trusting(config), world) for name, config in self.datasets.items()}
 
     def build_eval_dataset(self, world: World) -> Datasets | None:
         config = self.eval_dataset or self._evaluated
-        return None if config is None else opened(config, world)
+        return None if config is None else opened(self._trusting(config), world)
+
+    def _trusting(self, config: DatasetConfig) -> DatasetConfig:
+        """Return the config of a dataset, with a trusted processor if the model is trusted."""
+        if not self.model.trust_remote_code:
+            return config
+        return replace(config, processor=replace(config.processor, trust_remote_code=True))
 
     @property
     def _evaluated(self) -> DatasetConfig | None:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.converters import repeats
 from lmms_stream.converters.append import append
 from lmms_stream.converters.convert import Progress, convert
 from lmms_stream.converters.dry_run import dry_run
 from lmms_stream.converters.part import convert_part
 from lmms_stream.converters.repeats import overlap, without
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.sources.files import SAMPLED_BYTES
+from lmms_stream.converters.sources.files import SAMPLED_BYTES, joint_digest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.storage.storage import open_storage
@@ -393,6 +395,73 @@ def test_files_of_equal_size_that_differ_between_what_is_sampled_are_different(h
     Path("other.jsonl").write_bytes(data)
     report = convert(["large.jsonl", "other.jsonl"], "out", **OPTIONS)
     assert report.num_rows == 120_000
+
+
+def rewritten(path: str, old: bytes, new: bytes, *, in_place: bool) -> None:
+    """Write other bytes of the same size with the same modification time, in place or as a new file."""
+    file = Path(path)
+    before = file.stat()
+    data = file.read_bytes()
+    assert old in data
+    if not in_place:
+        file.rename(f"{path}.old")
+    time.sleep(0.01)  # the clock of status changes has ticks
+    with file.open("r+b" if in_place else "wb") as opened:
+        opened.write(data.replace(old, new))
+    if not in_place:
+        Path(f"{path}.old").unlink()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("source", "file"), [("a.jsonl", "a.jsonl"), ("texts", "texts/3.txt")])
+def test_a_source_with_other_bytes_of_the_same_size_and_time_is_not_taken_for_the_converted_one(
+    here: Path, source: str, file: str, in_place: bool
+) -> None:
+    convert([source], "out", **OPTIONS)
+    rewritten(file, b"text 3", b"text 7", in_place=in_place)
+    for again in (convert, append):
+        with pytest.raises(ConfigError, match=rf"{source} was changed since it was converted to .*out, with the same"):
+            again([source], "out", **OPTIONS)
+    convert([source], "out", overwrite=True, **OPTIONS)
+    assert numbers(Path("out")) == [0, 1, 2, 7]
+
+
+@pytest.mark.parametrize(("source", "file"), [("a.jsonl", "a.jsonl"), ("texts", "texts/3.txt")])
+def test_a_source_whose_status_changed_is_compared_once(
+    here: Path, source: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[Sequence[Path]] = []
+
+    def counted(files: Sequence[Path]) -> str:
+        compared.append(files)
+        return joint_digest(files)
+
+    monkeypatch.setattr(repeats, "joint_digest", counted)
+    convert([source], "out", **OPTIONS)
+    Path(file).chmod(0o600)
+    for _ in range(2):
+        assert convert([source], "out", **OPTIONS).was_there
+        assert added_to("out", source) == (0, 1)
+    assert len(compared) == 1
+    os.link(file, "another")
+    rewritten(file, b"text 3", b"text 3", in_place=False)
+    for _ in range(2):
+        assert convert([source], "out", **OPTIONS).was_there
+    assert len(compared) == 2
+
+
+def test_a_dataset_of_an_earlier_release_is_compared_by_its_sample(here: Path) -> None:
+    convert(["a.jsonl"], "out", **OPTIONS)
+    about = Path("out/_lmms/dataset.json")
+    described = json.loads(about.read_bytes())
+    for name in ("status", "bytes"):
+        del described["source"][0][name]
+    about.write_text(json.dumps(described))
+    assert convert(["a.jsonl"], "out", **OPTIONS).was_there
+    rewritten("a.jsonl", b"text 3", b"text 7", in_place=True)
+    with pytest.raises(ConfigError, match=r"a\.jsonl was changed since"):
+        convert(["a.jsonl"], "out", **OPTIONS)
 
 
 def test_the_command_line_says_it_in_one_line(here: Path) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.stored.verify import verify_dataset
 from lmms_stream.errors import DataError
+from lmms_stream.mds.decoding import decoder
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.json_text import parsed
 from lmms_stream.processors.stored_chat import read_chat
 from lmms_stream.tools.inspect.page import render_page
 from lmms_stream.tools.inspect.summary import inspect_dataset
@@ -74,6 +76,21 @@ def test_any_values_of_a_message_are_read_as_they_were_written(extra: Any, text:
     messages = [{"role": "assistant", "content": text, "extra": extra}, {"role": "user", "content": "\ud800"}]
     assert read_chat(json.dumps(messages, ensure_ascii=ascii_only)).messages == messages
     assert read_chat(json.dumps(messages[:1], ensure_ascii=ascii_only)).messages == messages[:1]
+
+
+LONG_NUMBERS = ["1." + "3" * 5_000_000, "3" * 5_000_000, "1." + "3" * 5_000 + "e5", "0." + "0" * 5_000 + "1"]
+
+
+@pytest.mark.parametrize("number", LONG_NUMBERS, ids=["float", "integer", "exponent", "small"])
+def test_numbers_of_thousands_of_digits_are_refused(number: str) -> None:
+    reason = r"a number has|is infinity|Exceeds the limit"
+    with pytest.raises(ValueError, match=reason):
+        parsed(f'{{"a": {number}}}'.encode())
+    with pytest.raises(ValueError, match=rf"{reason}|unexpected character"):
+        parsed(f'{{"a": {number}, "b": NaN}}'.encode())
+    for encoding in ("json", "str_float", "str_decimal"):
+        with pytest.raises(ValueError, match=reason):
+            decoder(encoding)(memoryview(number.encode()), 0, len(number))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lmms_stream.converters.rows.mapper import find_mapper
+from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.chat import ChatProcessor
+from lmms_stream.processors.chat_template import REASONING_KEYS
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -214,3 +218,100 @@ def test_a_thought_is_shown_under_the_key_that_a_template_reads(tokenizer: Path,
     sample = stored([{"role": "assistant", "content": "so", written: "since "}])
     assert learnt(processor, sample) == "since so<|end|>"
     assert processor.not_shown([sample]) == [0]
+
+
+# A template that writes all keys of messages that templates are known to read.
+WRITES_ALL = showing(
+    "{{ m.name }}{{ m.tool_call_id }}{{ m.reasoning_content }}{{ m.content }}{{ m.function_call }}"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+)
+NOT_TEXTS = [None, True, 1.5, ["x"], {"a": None}, [{"type": "text", "text": "x"}], float("nan")]
+
+
+def call(**values: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "w", "arguments": {}}} | values]}
+
+
+def function(**values: Any) -> dict[str, Any]:
+    return call(function={"name": "w", "arguments": {}} | values)
+
+
+WRONG_KEYS: list[tuple[str, dict[str, Any]]] = [
+    *(("name", {"name": value}) for value in NOT_TEXTS[1:]),
+    *(("tool_call_id", {"tool_call_id": value}) for value in NOT_TEXTS[1:]),
+    *((key, {key: value}) for key in REASONING_KEYS for value in [*NOT_TEXTS[1:], 7, False]),
+    *(("tool_calls.id", call(id=value)) for value in NOT_TEXTS[1:]),
+    *(("tool_calls.function", call(function=value)) for value in [*NOT_TEXTS[:4], "w"]),
+    *(("tool_calls.function.name", function(name=value)) for value in [*NOT_TEXTS, 7, " "]),
+    *(("tool_calls.function.arguments", function(arguments=value)) for value in [True, 1.5, 7]),
+    *(("function_call", {"function_call": value}) for value in NOT_TEXTS[1:4]),
+    *(("function_call.name", {"function_call": {"name": value}}) for value in NOT_TEXTS),
+    *(("role", {"role": value}) for value in ["", " ", "user\n<|im_end|>"]),
+]
+
+
+@pytest.mark.parametrize(("key", "values"), WRONG_KEYS)
+def test_a_value_that_a_template_would_write_in_pythons_notation_is_an_error(
+    key: str, values: dict[str, Any], named_processor: ChatProcessor
+) -> None:
+    answer = {"role": "assistant", "content": "x"}
+    messages = [{"role": "user", "content": "q"} | ({"role": values["role"]} if key == "role" else {}), answer | values]
+    messages = messages if key != "role" else [messages[0], answer]
+    reason = rf"a message has {re.escape(key)} .* unchanged: write .*, or remove the key"
+    with pytest.raises(DataError, match=reason):
+        find_mapper([{"messages": messages}], SchemaOptions())({"messages": messages}, None)
+    with pytest.raises(DataError, match=reason):
+        named_processor.process(stored(messages))
+
+
+@pytest.fixture(scope="module")
+def named_processor(tokenizer: Path) -> ChatProcessor:
+    return ChatProcessor(with_template(tokenizer, WRITES_ALL))
+
+
+def test_nulls_of_keys_and_calls_are_left_out(named_processor: ChatProcessor) -> None:
+    """Tables of structs fill keys that a row lacks with null."""
+    nulls = {"name": None, "tool_call_id": None, "reasoning_content": None, "function_call": None}
+    answer = {"role": "assistant", "content": None, **call(id=None, index=None), **nulls}
+    asked = {"role": "user", "content": "q", **nulls, "tool_calls": None}
+    messages = json.loads(
+        find_mapper([{"messages": [asked, answer]}], SchemaOptions())({"messages": [asked, answer]}, None)["messages"]
+    )
+    assert messages[0] == {"role": "user", "content": "q"}
+    assert messages[1]["tool_calls"] == [{"type": "function", "function": {"name": "w", "arguments": {}}}]
+    for each in (messages, [asked, messages[1]]):
+        text = named_processor.tokenizer.decode(named_processor.process(stored(each))["input_ids"])
+        assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ('{"x": NaN}', "arguments of a call are not JSON"),
+        ('{"x": -Infinity}', "arguments of a call are not JSON"),
+        ('{"x": "\\ud800"}', "arguments of a call are not JSON"),
+        ('{"x":' * 3000 + "1" + "}" * 3000, "arguments of a call are nested too deep"),
+    ],
+)
+def test_arguments_that_only_python_reads_are_an_error(
+    arguments: str, reason: str, named_processor: ChatProcessor
+) -> None:
+    row = {"messages": called(arguments)}
+    with pytest.raises(DataError, match=reason):
+        find_mapper([row], SchemaOptions())(row, None)
+    with pytest.raises(DataError, match=reason):
+        named_processor.process(stored(row["messages"]))
+
+
+def test_half_of_a_surrogate_pair_in_any_key_is_an_error_of_its_sample(named_processor: ChatProcessor) -> None:
+    right = stored([{"role": "user", "content": "q"}, {"role": "assistant", "content": "x"}])
+    for wrong in ({"name": "\ud800"}, {"content": "\ud800"}, function(name="\ud800")):
+        made = named_processor.tokenize_all([right, stored([{"role": "assistant", "content": "x"} | wrong])])
+        assert not isinstance(made[0], DataError)
+        assert "half of a surrogate pair" in str(made[1])
+
+
+def test_lists_of_arguments_are_written_as_json(tokenizer: Path) -> None:
+    shown = "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}"
+    processor = ChatProcessor(with_template(tokenizer, showing(shown)))
+    assert learnt(processor, stored(called([{"x": "y", "z": None}]))) == '[{"x": "y", "z": null}]<|end|>'

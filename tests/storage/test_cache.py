@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.shard import fetch_shard
 from lmms_stream.mds.streams import StreamConfig
 from lmms_stream.storage.cache import LocalCache, Wanted, default_cache_folder
-from lmms_stream.storage.local import LocalStorage
+from lmms_stream.storage.local import CopiedFolder, LocalStorage
 from lmms_stream.storage.retry import Retry
 from lmms_stream.storage.storage import open_storage
 from streaming import MDSWriter
@@ -131,6 +133,43 @@ def test_a_local_dataset_is_read_where_it_lies(dataset_folder: Path, tmp_path: P
     assert len(dataset[:]) == len(dataset)
     assert set(dataset_folder.rglob("*.mds*")) == before
     assert dataset.core.one.folder_of_files == dataset_folder
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_shard_changed_in_place_is_noticed_at_any_size_and_time(
+    dataset_folder: Path, tmp_path: Path, remote: bool
+) -> None:
+    folder = tmp_path / "dataset"
+    shutil.copytree(dataset_folder, folder)
+    cache = LocalCache(CopiedFolder(folder) if remote else LocalStorage(folder), tmp_path / "copies")
+    read: list[Path] = []
+    data = (folder / "shard.00000.mds").read_bytes()
+
+    def is_valid(path: Path) -> bool:
+        read.append(path)
+        return path.read_bytes() == data
+
+    wanted = Wanted(name="shard.00000.mds", identity="x", num_bytes=1, valid=is_valid, remember=True)
+    path = cache.fetch("shard.00000.mds", wanted)
+    assert path is not None
+    assert cache.fetch("shard.00000.mds", wanted) == path
+    num_read = len(read)
+    path.chmod(0o600)
+    os.link(path, tmp_path / "link")
+    assert cache.fetch("shard.00000.mds", wanted) == path == cache.fetch("shard.00000.mds", wanted)
+    assert len(read) == num_read + 1  # equal bytes are no change, and are not compared again
+    before = path.stat()
+    time.sleep(0.01)
+    with path.open("r+b") as file:
+        file.write(b"damaged")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if remote:
+        fetched = cache.fetch("shard.00000.mds", wanted)
+        assert fetched is not None
+        assert fetched.read_bytes() == data
+    else:
+        with pytest.raises(StorageError, match="does not match the size or checksum"):
+            cache.fetch("shard.00000.mds", wanted)
 
 
 def test_default_folders_differ_by_remote() -> None:

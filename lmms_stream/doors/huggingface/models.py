@@ -96,7 +96,7 @@ def _model_of(given: Any, arguments: TrainingArguments | None) -> ModelConfig | 
             )
         values[_OPTIONS[key]] = str(value).removeprefix("torch.")
     if values.get("dtype") == "auto":
-        values["dtype"] = _stored_dtype(name)
+        values["dtype"] = _stored_dtype(name, bool(trusts))
     if trusts:
         values["trust_remote_code"] = True
     if arguments is not None and arguments.use_liger_kernel:
@@ -138,11 +138,11 @@ def _at_revision(name: str, revision: str | None) -> str:
     return str(snapshot_download(name, revision=revision))
 
 
-def _stored_dtype(name: str) -> str:
+def _stored_dtype(name: str, trust_remote_code: bool) -> str:
     """Return the dtype in the config of a model's files."""
     from transformers import AutoConfig
 
-    found = getattr(AutoConfig.from_pretrained(name), "dtype", None)
+    found = getattr(AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code), "dtype", None)
     return "float32" if found is None else str(found).removeprefix("torch.")
 
 

@@ -119,7 +119,7 @@ def _take_template(processing_class: Any, path: str) -> None:
     from transformers import AutoTokenizer
 
     try:
-        source = AutoTokenizer.from_pretrained(path)
+        source = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"args.chat_template_path {path} is neither a file *.jinja nor a tokenizer's folder or name "

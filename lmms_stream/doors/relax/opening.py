@@ -97,7 +97,7 @@ def _processor(path: str) -> Any:
 
     path = str(plain_path("hf_checkpoint", path))
     try:
-        return AutoProcessor.from_pretrained(path)
+        return AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"processor {path!r} cannot be loaded ({str(error).splitlines()[0]}): name another processor"
@@ -109,7 +109,7 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any:
     from transformers import AutoProcessor, ProcessorMixin
 
     try:
-        found = AutoProcessor.from_pretrained(name_or_path, **kwargs)
+        found = AutoProcessor.from_pretrained(name_or_path, **{"trust_remote_code": False, **kwargs})
     except (OSError, ValueError):
         return None
     return found if isinstance(found, ProcessorMixin) else None

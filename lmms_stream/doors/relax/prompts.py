@@ -23,6 +23,7 @@ from ...processors.families.qwen_vl import fitting
 from ...processors.families.vision import Vision
 from ...processors.media.facts import media_part
 from ...processors.media.images import decode_image
+from ...processors.stored_chat import check_values
 from ...processors.tokenizers import FastTokenizer, load_tokenizer
 from .rows import Read
 from .sample import Sample
@@ -383,6 +384,8 @@ def messages_of(prompt: str | list[Any], *, system_prompt: str | None) -> Messag
             with_calls({name: value for name, value in message.items() if value is not None or name == "content"})
             for message in prompt
         ]
+        for message in messages:
+            check_values(message)
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
     return messages

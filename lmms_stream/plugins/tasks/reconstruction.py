@@ -266,12 +266,12 @@ class VisionEncoder:
 
         path = plain_path("encoder", path)
         try:
-            model = transformers.AutoModel.from_pretrained(str(path))
+            model = transformers.AutoModel.from_pretrained(str(path), trust_remote_code=False)
         except (OSError, ValueError) as error:
             message = " ".join(str(error).split())[:200]
             raise ConfigError(f"encoder {path} is not a model of transformers: {message}") from error
         try:
-            processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path))
+            processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False)
         except (OSError, ValueError):  # a folder without an image processor
             return VisionEncoder(model)
         return VisionEncoder(model, mean=processor.image_mean, std=processor.image_std)

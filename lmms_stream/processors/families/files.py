@@ -35,6 +35,7 @@ class ProcessorFiles:
     chat_templates: Mapping[str, str]
     sound: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False  # whether Python files of the folder may run
 
     @property
     def model_type(self) -> str:

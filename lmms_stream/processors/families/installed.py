@@ -27,6 +27,7 @@ from .vision import NO_LIMIT, FrameChoice
 if TYPE_CHECKING:
     from ..media.facts import AudioFacts, Facts, ImageFacts, VideoFacts
     from ..media.types import Interval
+    from .files import ProcessorFiles
 
 
 class Answer(NamedTuple):
@@ -37,13 +38,15 @@ class Answer(NamedTuple):
 
 
 class Installed:
-    """transformers' processor at a path or hub id. Each process loads it at its first use.
+    """transformers' processor of a folder or hub id. Each process loads it at its first use.
 
     limits: of images and videos, instead of the folder's.
     """
 
-    def __init__(self, path: str, family: Family | None, *, limits: Mapping[str, Mapping[str, Any]] | None = None):
-        self.path = path
+    def __init__(
+        self, files: ProcessorFiles, family: Family | None, *, limits: Mapping[str, Mapping[str, Any]] | None = None
+    ):
+        self.path, self.trust_remote_code = files.name, files.trust_remote_code
         self.family = family
         self.settings = {"image": dict(getattr(family, "settings_of_calls", {})), "video": {}}
         for kind, settings in (limits or {}).items():
@@ -55,7 +58,7 @@ class Installed:
         from transformers import AutoProcessor, PreTrainedTokenizerBase, __version__
 
         with _quiet():
-            loaded = AutoProcessor.from_pretrained(self.path, trust_remote_code=False)
+            loaded = AutoProcessor.from_pretrained(self.path, trust_remote_code=self.trust_remote_code)
         if isinstance(loaded, PreTrainedTokenizerBase):
             raise ConfigError(
                 f"transformers {__version__} has no class for the processor of {self.path}, and loads only its "

@@ -62,7 +62,7 @@ class Described:
                     f"processor.{setting} {value} is not supported for {name}, which follows only the settings of its "
                     "folder: leave it out, or save the processor with other limits"
                 )
-        installed = Installed(files.name, None)
+        installed = Installed(files, None)
         try:
             processor = installed.processor
         except Exception as error:

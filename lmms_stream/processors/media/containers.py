@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from ...errors import ConfigError, DataError, LmmsStreamError
 from .formats import media_format
-from .types import AudioFacts, VideoFacts
+from .types import AudioFacts, VideoFacts, check_samples
 
 MAX_FRAME_PIXELS = 178_956_970  # of a video: Pillow's limit for an image, against decompression bombs
+_MOST_SLANT = 100  # of a display matrix whose angle is rounded to 90 degrees
 _DEMUXERS = {"mp4": "mov", "mov": "mov", "m4a": "mov", "webm": "matroska", "mkv": "matroska"}  # others: same name
 
 
@@ -86,7 +87,7 @@ def video_facts(data: bytes, *, is_checked: bool = False) -> VideoFacts:
             first = next(container.decode(stream), None)
             if first is not None and not first.interlaced_frame:  # a packet may hold one field of two
                 fps = listed.fps or _average_rate(_packet_times(data), container, stream)
-                return VideoFacts(*_size_shown(first), listed.num_frames, fps)
+                return VideoFacts(*_size_shown(first, stream), listed.num_frames, fps)
     found = _decoded_facts(data, is_checked=is_checked)
     if is_checked and listed is not None and listed.num_frames != found.frames:
         raise DataError(f"its header lists {listed.num_frames} frames, but it has {found.frames}: repair or remove it")
@@ -104,16 +105,18 @@ def _decoded_facts(data: bytes, *, is_checked: bool) -> VideoFacts:
             times.append(frame.pts)
         if first is None:
             raise DataError("it has no frames: remove it")
-        return VideoFacts(*_size_shown(first), len(times), _average_rate(times, container, stream))
+        return VideoFacts(*_size_shown(first, stream), len(times), _average_rate(times, container, stream))
 
 
 def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
-    """Decode a whole sound; return its facts. DataError for a sound without samples, or with several rates."""
+    """Decode a whole sound; return its facts. DataError for no samples, several rates, and NaN."""
     samples, rates = 0, set()
     with opened(data, "audio", is_strict=is_checked) as (container, stream):
         for frame in container.decode(stream):
             samples += frame.samples
             rates.add(frame.sample_rate)
+            if frame.format.name.startswith(("flt", "dbl")):
+                check_samples(frame.to_ndarray())
     if len(rates) > 1:
         raise DataError(f"its sample rate changes ({', '.join(map(str, sorted(rates)))} Hz): resample or remove it")
     if not samples:
@@ -121,8 +124,34 @@ def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
     return AudioFacts(samples, rates.pop())
 
 
-def _size_shown(frame: Any) -> tuple[int, int]:
-    return (frame.height, frame.width) if frame.rotation % 180 == 90 else (frame.width, frame.height)
+def _size_shown(frame: Any, stream: Any) -> tuple[int, int]:
+    """Width and height in square pixels, turned like the frame."""
+    width, height = max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), frame.height
+    return (height, width) if Turn.of(frame).swaps_axes else (width, height)
+
+
+class Turn(NamedTuple):
+    """How a frame is turned to be shown: its axes are swapped first, then rows or columns are put in reverse order."""
+
+    swaps_axes: bool = False
+    reverses_rows: bool = False
+    reverses_columns: bool = False
+
+    @classmethod
+    def of(cls, frame: Any) -> Turn:
+        """Read the turn in the frame's display matrix (ISO 14496-12, 6.2.2): x' = a x + c y, y' = b x + d y.
+
+        Frames at other angles than multiples of 90 degrees are not turned.
+        """
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+        if matrix is None:
+            return cls()
+        a, b, _, c, d, *_ = memoryview(bytes(matrix)).cast("i")
+        if max(abs(b), abs(c)) * _MOST_SLANT < min(abs(a), abs(d)):
+            return cls(False, d < 0, a < 0)
+        if max(abs(a), abs(d)) * _MOST_SLANT < min(abs(b), abs(c)):
+            return cls(True, b < 0, c < 0)
+        return cls()
 
 
 class _Listed(NamedTuple):

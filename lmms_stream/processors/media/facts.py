@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...errors import ConfigError, DataError
 from .formats import extension_of, is_cut_short, shown_mime
 from .image_header import check_image, image_facts, image_size
-from .types import FACT_TYPES, AudioFacts, Facts, ImageFacts, Interval, VideoFacts, interval_of
+from .types import FACT_TYPES, AudioFacts, Facts, ImageFacts, Interval, VideoFacts, check_samples, interval_of
 
 __all__ = [
     "FACT_TYPES", "SOUND_OF_VIDEO", "AudioFacts", "Facts", "ImageFacts", "VideoFacts", "checked_facts", "facts_of",
@@ -23,8 +25,8 @@ def facts_of(data: bytes, kind: str) -> Facts:
     """Facts about an image, a video or a sound. data: the bytes of its file.
 
     Images, WAV, FLAC, and MP4, MOV and AVI at a constant rate are read from their headers; a single frame of these
-    videos is decoded. All others are decoded once. DataError for broken bytes and for empty media; ConfigError if PyAV
-    is needed and missing.
+    videos is decoded. All others are decoded once. DataError for broken bytes, for empty media and for sounds with NaN;
+    ConfigError if PyAV is needed and missing.
     """
     if kind == "image":
         return image_facts(data)
@@ -123,7 +125,10 @@ def stored_facts(part: Mapping[str, Any]) -> Facts | None:
 
 # The header of a WAV or FLAC file -> its samples and their rate, exact. bytes -> numbers, by hand.
 
-_WAV_FORMATS = (1, 3, 0xFFFE)  # whole numbers, floats, and either with a longer header: samples of equal size
+_WAV_FLOAT, _WAV_EXTENSIBLE = 3, 0xFFFE
+_WAV_FLOATS = {32: "<f4", 64: "<f8"}  # by their bits
+# Whole numbers, floats, and either with a longer header: samples of equal size.
+_WAV_FORMATS = (1, _WAV_FLOAT, _WAV_EXTENSIBLE)
 _STREAMINFO = 0
 
 
@@ -137,19 +142,27 @@ def sound_facts_of_header(data: bytes) -> AudioFacts | None:
 def _wav(data: bytes) -> AudioFacts | None:
     """RIFF chunks (Microsoft and IBM, 1991): "fmt " has the size of samples, "data" has the samples.
 
-    None for a header without their number (written to a pipe), and for a file that was cut.
+    DataError for floats that are not numbers. None for a header without the number of samples (written to a pipe), and
+    for a file that was cut.
     """
-    offset, frame_bytes, rate = 12, 0, 0
+    offset, frame_bytes, rate, floats = 12, 0, 0, None
     while offset + 8 <= len(data):
         name, size = data[offset : offset + 4], int.from_bytes(data[offset + 4 : offset + 8], "little")
         offset += 8
         if name == b"fmt ":
-            if int.from_bytes(data[offset : offset + 2], "little") not in _WAV_FORMATS:
+            form = int.from_bytes(data[offset : offset + 2], "little")
+            if form not in _WAV_FORMATS:
                 return None
+            form_at = offset + 24 if form == _WAV_EXTENSIBLE else offset
+            is_float = int.from_bytes(data[form_at : form_at + 2], "little") == _WAV_FLOAT
+            floats = _WAV_FLOATS.get(int.from_bytes(data[offset + 14 : offset + 16], "little")) if is_float else None
             rate = int.from_bytes(data[offset + 4 : offset + 8], "little")
             frame_bytes = int.from_bytes(data[offset + 12 : offset + 14], "little")
         elif name == b"data":
             is_said = rate and 0 < frame_bytes <= size <= len(data) - offset
+            if is_said and floats is not None:
+                num_values = size // frame_bytes * (frame_bytes // np.dtype(floats).itemsize)
+                check_samples(np.frombuffer(data, floats, num_values, offset))
             return AudioFacts(size // frame_bytes, rate) if is_said else None
         offset += size + size % 2
     return None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, DataError
 from .containers import opened
-from .types import AudioFacts
+from .types import AudioFacts, check_samples
 
 _MARGIN_S = 1  # seconds read after the needed part: more than the reach of the resampler's filter
 _FULL_SCALE = {"u1": 128.0, "i2": 2.0**15, "i4": 2.0**31, "i8": 2.0**63}  # of whole numbers, by their NumPy type
@@ -35,13 +35,16 @@ def read_sound(
 ) -> NDArray[np.float32]:
     """Read a sound at a rate: float32[n], from sample `start` on, num_samples or all, counted at this rate.
 
-    n follows only from the facts (resampled_length). DataError for undecodable sounds, and for other facts.
+    n follows only from the facts (resampled_length). DataError for undecodable sounds, for other facts,
+    and for NaN.
     """
     total = resampled_length(facts.samples, facts.rate, rate)
     stop = total if num_samples is None else min(start + num_samples, total)
     limit = min(facts.samples, resampled_length(stop, rate, facts.rate) + _MARGIN_S * facts.rate)
     decoded = _by_soundfile(data, facts, limit)
-    mono = (_by_av(data, facts, limit) if decoded is None else decoded).mean(axis=1, dtype=np.float32)
+    decoded = _by_av(data, facts, limit) if decoded is None else decoded
+    check_samples(decoded, subject="the sound")
+    mono = decoded.mean(axis=1, dtype=np.float32)
     if facts.rate != rate:
         mono = np.asarray(_library("soxr").resample(mono, facts.rate, rate), np.float32)
     found = mono[start:stop]

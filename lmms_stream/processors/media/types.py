@@ -20,7 +20,7 @@ class ImageFacts(NamedTuple):
 
 
 class VideoFacts(NamedTuple):
-    """Facts of a video. width, height: in pixels, after its rotation. frames: number of decoded frames. fps:
+    """Facts of a video. width, height: in square pixels, after its rotation. frames: number of decoded frames. fps:
     average.
     """
 
@@ -38,6 +38,18 @@ class AudioFacts(NamedTuple):
 
 
 Facts = ImageFacts | VideoFacts | AudioFacts
+
+MAX_SAMPLE = 2.0**31  # of floats: above, the powers of a spectrum are infinite
+
+
+def check_samples(samples: NDArray[Any], *, subject: str = "it") -> None:
+    """Raise DataError for NaN, infinite samples, and samples above MAX_SAMPLE in a sound: features would be NaN."""
+    if samples.dtype.kind == "f" and samples.size and not max(samples.max(), -samples.min()) <= MAX_SAMPLE:
+        wrong = samples[~(np.abs(samples) <= MAX_SAMPLE)]
+        raise DataError(
+            f"{subject} has {len(wrong)} samples such as {wrong[0]}, expected floats from -1 to 1: repair or remove it"
+        )
+
 
 FACT_TYPES: dict[str, type[ImageFacts] | type[VideoFacts] | type[AudioFacts]] = {
     "image": ImageFacts,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .containers import opened
+from .containers import Turn, opened
 from .formats import mime_type
 from .resize import Filter, resize
 
@@ -148,5 +148,6 @@ def _opened(data: bytes) -> AbstractContextManager[tuple[Any, Any]]:
 
 def _as_shown(frame: Any) -> NDArray[np.uint8]:
     pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24", threads=1)
-    turns, rest = divmod(frame.rotation, 90)  # counterclockwise
-    return pixels if rest else np.rot90(pixels, turns)
+    turn = Turn.of(frame)
+    pixels = pixels.swapaxes(0, 1) if turn.swaps_axes else pixels
+    return pixels[:: -1 if turn.reverses_rows else 1, :: -1 if turn.reverses_columns else 1]

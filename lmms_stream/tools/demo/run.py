@@ -118,7 +118,7 @@ def _write_config(output: Path, remote: str, material: Material) -> Path:
         },
     }
     path = output / "run.yaml"
-    path.write_text(write_yaml(settings))
+    path.write_text(write_yaml(settings), encoding="utf-8")
     return path
 
 
@@ -129,7 +129,7 @@ def _plan(config: Path, output: Path) -> None:
     from ...types import World
     from ..plan.report import plot_plans, report_epoch, report_steps
 
-    dataset = read_yaml(config.read_text())["dataset"]
+    dataset = read_yaml(config.read_text(encoding="utf-8"))["dataset"]
     plan = build_config(DatasetConfig, dataset, source=str(config)).open().plan
     steps = report_steps(Mixture({"data": plan}), global_batch=GLOBAL_BATCH, world=World(world_size=2))
     print_plan(

@@ -161,7 +161,7 @@ def _simulate(options: argparse.Namespace) -> int:
         text = page(simulation, title=title, advice=advice, columns=list(everything), rows=rows_of(everything))
         with disk_errors(str(options.html), room="free some, or name another file"):
             options.html.parent.mkdir(parents=True, exist_ok=True)
-            options.html.write_text(text)
+            options.html.write_text(text, encoding="utf-8")
     if options.json:
         shown = {"simulation": as_json(simulation), "advice": advice}
         shown["compared"] = {name: as_json(each) for name, each in compared.items()}

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 MARKER_NAME = "export.json"  # lists the files of an export; another export may replace them
 
 
-def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, bytes]:
+def model_files(model: PreTrainedModel, tokenizer: str | None, *, trust_remote_code: bool = False) -> dict[str, bytes]:
     """Return the files of a transformers folder except weights, by names in a checkpoint; with an adapter's config.
 
     tokenizer: folder or hub id of a tokenizer, or of a processor with a tokenizer. Raises ConfigError if loading fails.
@@ -82,7 +82,7 @@ def model_files(model: PreTrainedModel, tokenizer: str | None) -> dict[str, byte
             files["config.json"] = config.to_json_string().encode()
     if tokenizer:
         with TemporaryDirectory() as folder:
-            _save_tokenizer(tokenizer, folder)
+            _save_tokenizer(tokenizer, folder, trust_remote_code)
             saved = [path for path in Path(folder).rglob("*") if path.is_file()]  # other chat templates are in a folder
             files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in saved}
     return {f"{MODEL_FOLDER}/{name}": data for name, data in files.items()}
@@ -93,7 +93,7 @@ def is_own_code(model: PreTrainedModel) -> bool:
     return getattr(type(model), "_auto_class", None) is not None
 
 
-def _save_tokenizer(name: str, folder: str) -> None:
+def _save_tokenizer(name: str, folder: str, trust_remote_code: bool) -> None:
     import transformers
     from transformers.utils.hub import cached_file
 
@@ -103,7 +103,7 @@ def _save_tokenizer(name: str, folder: str) -> None:
             for part in ("processor_config.json", "preprocessor_config.json")
         )
         loader: Any = transformers.AutoProcessor if has_processor else transformers.AutoTokenizer
-        loader.from_pretrained(name).save_pretrained(folder)
+        loader.from_pretrained(name, trust_remote_code=trust_remote_code).save_pretrained(folder)
     except (OSError, ValueError, ImportError) as error:  # some processors need a library, named in the error
         raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 

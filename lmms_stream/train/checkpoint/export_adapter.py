@@ -191,7 +191,9 @@ def _base(parts: _Parts) -> PreTrainedModel:
     name, found = parts.base, parts.found
     model_class, of_model = model_class_of(parts.made, found, parts.trust_remote_code)
     try:
-        base: PreTrainedModel = model_class.from_pretrained(name, config=of_model, dtype=of_model.dtype)
+        base: PreTrainedModel = model_class.from_pretrained(
+            name, config=of_model, dtype=of_model.dtype, trust_remote_code=parts.trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{name}, the model under the adapter of {found.where}, cannot be loaded ({' '.join(str(error).split())}): "

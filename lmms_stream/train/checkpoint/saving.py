@@ -141,7 +141,8 @@ class RunSaver:
         self._latest: str | None = None  # the last saved or resumed checkpoint
         self._documents: Mapping[str, bytes] = {}
         if self._checkpointer.rank == 0:
-            self._documents = model_files(model, _tokenizer_name(model, datasets))
+            name, trusts = _tokenizer_of(datasets)
+            self._documents = model_files(model, name, trust_remote_code=trusts)
             if args.export:
                 check_out(self._export)
             if args.export and args.ema_decay is not None:
@@ -250,16 +251,17 @@ class RunSaver:
             export_checkpoint(checkpoint, self._export_average, average=True, trust_remote_code=trusts)
 
 
-def _tokenizer_name(model: PreTrainedModel, datasets: Datasets) -> str | None:
-    """Return the tokenizer's name of a dataset's processor; None without a tokenizer.
+def _tokenizer_of(datasets: Datasets) -> tuple[str | None, bool]:
+    """Return the tokenizer's name of a dataset's processor, None without a tokenizer, and whether its code is trusted.
 
     Media processors come first: their folder has the tokenizer and the settings of media.
     """
     every = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
     processors = [processor_of(dataset) for dataset in every]
     processors.sort(key=lambda processor: getattr(processor, "family", None) is None)
-    names = [getattr(getattr(processor, "tokenizer", None), "name", None) for processor in processors]
-    return next(filter(None, names), None)
+    tokenizers: list[Any] = [getattr(processor, "tokenizer", None) for processor in processors]
+    named = ((each.name, each.trust_remote_code) for each in tokenizers if getattr(each, "name", None))
+    return next(named, (None, False))
 
 
 # Fingerprint of the run of a checkpoint, and differences of another run. JSON values.

@@ -260,8 +260,8 @@ class ModelConfig:
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
         options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
-        if self.trust_remote_code:
-            options["trust_remote_code"] = True
+        if auto is not None:  # asks on stdin without it
+            options["trust_remote_code"] = self.trust_remote_code
         from_config = model_class._from_config if auto is None else auto.from_config
         if empty is not None:
             with empty:

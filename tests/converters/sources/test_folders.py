@@ -86,6 +86,30 @@ def test_columns_may_be_nested_in_the_json_of_a_sample(tmp_path: Path) -> None:
         find_mapper([row], SchemaOptions(columns={"messages": "json.talk"}))
 
 
+@pytest.mark.parametrize("name", ["../secret.txt", "../../secret.txt", "a/../../secret.txt", "{root}/secret.txt"])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_members_that_point_out_of_the_folder_read_and_write_no_file_there(
+    tmp_path: Path, name: str, kind: bytes
+) -> None:
+    folder = tmp_path / "inner" / "sources"
+    folder.mkdir(parents=True)
+    for each in (tmp_path, tmp_path / "inner"):
+        (each / "secret.txt").write_text("secret")
+    path = name.format(root=tmp_path)
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        member = tarfile.TarInfo(path if kind == tarfile.REGTYPE else "link.txt")
+        member.type, member.linkname, member.size = kind, path, 8 if kind == tarfile.REGTYPE else 0
+        archive.addfile(member, io.BytesIO(b"archived"))
+    before = sorted(tmp_path.rglob("*"))
+    found = read_numbered(folder / "a.tar")
+    if kind == tarfile.REGTYPE:
+        assert [row["txt"] for _, row in found] == ["archived"]
+    else:
+        assert "'link.txt' is not a plain file of the archive" in str(found)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "secret.txt").read_text() == (tmp_path / "inner" / "secret.txt").read_text() == "secret"
+
+
 def test_members_that_make_no_sample_are_errors_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MAX_SAMPLE_BYTES", 1 << 20)
     with tarfile.open(tmp_path / "a.tar", "w") as archive:

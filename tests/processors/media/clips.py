@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from io import BytesIO
@@ -25,6 +26,7 @@ def video_bytes(
     options: dict[str, str] | None = None,
     codec_options: dict[str, str] | None = None,
     pix_fmt: str = "yuv420p",
+    pixel_aspect: Fraction | None = None,
     seed: int = 0,
 ) -> bytes:
     """A video of moving gradients. times: of each frame, in units of 1 / rate (default: one after another)."""
@@ -35,6 +37,8 @@ def video_bytes(
         stream.pix_fmt = pix_fmt
         stream.codec_context.thread_count = 1
         stream.codec_context.time_base = 1 / Fraction(rate)
+        if pixel_aspect:
+            stream.codec_context.sample_aspect_ratio = pixel_aspect
         if rotation:
             stream.set_display_rotation(rotation)
         heard: Any = output.add_stream(sound_codec(container), rate=16000, layout="mono") if sound else None
@@ -115,6 +119,13 @@ def cut_from_key_frame(data: bytes, *, number: int = 1, options: dict[str, str] 
                 packet.stream = copied
                 output.mux(packet)
     return buffer.getvalue()
+
+
+def with_matrix(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
+    """An MP4 with another display matrix: a, b, c, d of x' = a x + c y, y' = b x + d y, in its track's header."""
+    a, b, c, d = (value << 16 for value in matrix)
+    at = data.index(b"tkhd") + 44
+    return data[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[at + 36 :]
 
 
 def moov_first(data: bytes) -> bytes:

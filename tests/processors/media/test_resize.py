@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import PIL
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.processors.media.resize import Filter, resize
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 
+from ...rounds import in_long_rounds
 from ...strategies import examples
+from ...versions import IS_5
 
 sides = st.integers(1, 90)
 
@@ -99,3 +102,21 @@ def test_views_and_read_only_pixels_are_resized_too() -> None:
 def test_an_image_of_that_size_is_left_as_it_is() -> None:
     image = noise(50, 60)
     assert resize(image, width=60, height=50) is image
+
+
+@in_long_rounds
+@pytest.mark.parametrize(("radius", "most", "mean"), [(0, 0.35, 0.006), (6, 0.035, 0.0001)])
+def test_the_fast_processor_differs_by_no_more_than_the_page_says(radius: int, most: float, mean: float) -> None:
+    """docs/families.md."""
+    fast = getattr(transformers, "Qwen2VLImageProcessor" + ("" if IS_5 else "Fast"))()
+    rng = np.random.default_rng(0)
+    for width, height in ((640, 480), (1000, 700), (301, 517), (37, 61)):
+        noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        pixels = np.array(noise.filter(ImageFilter.GaussianBlur(radius)))
+        theirs = fast(images=[pixels], return_tensors="pt")
+        _, rows, columns = theirs["image_grid_thw"][0].tolist()
+        resized = resize(pixels, width=14 * columns, height=14 * rows)
+        ours = fast(images=[resized], return_tensors="pt", do_resize=False)
+        difference = (theirs["pixel_values"] - ours["pixel_values"]).abs()
+        assert difference.max() <= most
+        assert difference.mean() <= mean

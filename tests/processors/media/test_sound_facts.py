@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 
+import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.errors import DataError
 from lmms_stream.processors.media.facts import AudioFacts, checked_facts, facts_of
 from lmms_stream.processors.media.formats import usual_kind
 from lmms_stream.processors.media.sound import read_sound
@@ -90,3 +94,18 @@ def test_the_kind_of_bytes_is_what_files_of_their_format_usually_hold() -> None:
 def test_samples_are_counted_by_headers_to_the_last(num_samples: int, container: str) -> None:
     data = sound_bytes(container, num_samples=num_samples, rate=8000)
     assert facts_of(data, "audio") == (*decoded_samples(data)[:1], 8000) == (num_samples, 8000)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e30])
+@pytest.mark.parametrize("form", ["WAV", "WAVEX", "W64", "AIFF", "AU", "CAF"])
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+def test_a_sound_of_floats_that_are_not_numbers_is_an_error(form: str, kind: str, value: float) -> None:
+    samples = np.zeros((2000, 2))
+    samples[-1, 1] = value
+    buffer = BytesIO()
+    soundfile.write(buffer, samples, 16000, format=form, subtype=kind)
+    for facts in (facts_of, checked_facts):
+        with pytest.raises(DataError, match=r"it has 1 samples such as .*, expected floats from -1 to 1: repair"):
+            facts(buffer.getvalue(), "audio")
+    with pytest.raises(DataError, match=r"the sound has 1 samples such as"):
+        read_sound(buffer.getvalue(), AudioFacts(2000, 16000), rate=16000)

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.media import video
+from lmms_stream.processors.media.facts import checked_facts, facts_of
 from lmms_stream.processors.media.resize import resize
 from lmms_stream.processors.media.video import read_frames
 from numpy.typing import NDArray
+
+from .clips import decoded_frames, video_bytes, with_matrix
 
 SIZE = (64, 48)
 
@@ -188,6 +191,32 @@ def test_frames_are_turned_as_they_are_shown(rotation: int) -> None:
         (3, 25), read_frames(data, [3, 25], num_frames=30, width=width, height=height), strict=True
     ):
         assert np.array_equal(frame, np.rot90(frames[index], rotation // 90))
+
+
+MATRICES = [(-1, 0, 0, 1), (1, 0, 0, -1), (-1, 0, 0, -1), (0, 1, 1, 0), (0, 1, -1, 0), (0, -1, 1, 0), (0, -1, -1, 0)]
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_frames_are_mirrored_as_they_are_shown(matrix: tuple[int, int, int, int]) -> None:
+    data = with_matrix(video_bytes(num_frames=2), matrix)
+    frame = decoded_frames(data)[1].to_ndarray(format="rgb24")
+    width, height, *_ = facts_of(data, "video")
+    (shown,) = read_frames(data, [1], num_frames=2, width=width, height=height)
+    expected = np.zeros_like(shown)
+    a, b, c, d = matrix
+    for row in range(frame.shape[0]):
+        for column in range(frame.shape[1]):  # a negative sum counts from the far edge
+            x, y = a * column + c * row, b * column + d * row
+            expected[y if b + d > 0 else y - 1, x if a + c > 0 else x - 1] = frame[row, column]
+    assert np.array_equal(shown, expected)
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+@pytest.mark.parametrize("rotation", [0, 90])
+def test_a_video_of_wide_pixels_has_the_size_that_is_shown(container: str, rotation: int) -> None:
+    data = video_bytes(container, num_frames=2, rotation=rotation, pixel_aspect=Fraction(4, 3))
+    assert facts_of(data, "video")[:2] == ((85, 48) if not rotation else (48, 85))
+    assert checked_facts(data, "video") == facts_of(data, "video")
 
 
 @pytest.mark.parametrize(

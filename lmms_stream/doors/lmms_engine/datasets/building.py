@@ -151,7 +151,7 @@ def _listed(sources: Sequence[SourceEntry], folder: Path) -> Path:
         with disk_errors(str(path)):
             folder.mkdir(parents=True, exist_ok=True)
             temporary = temporary_name(path)
-            temporary.write_text(text)
+            temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
     return path
 

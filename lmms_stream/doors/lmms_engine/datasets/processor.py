@@ -78,13 +78,14 @@ class DataProcessor:
         """Load the folder's tokenizer of transformers."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.config.processor_name)
+        return AutoTokenizer.from_pretrained(self.config.processor_name, trust_remote_code=False)
 
     def save_pretrained(self, path: str) -> None:
         """Write transformers' processor to a folder."""
         from transformers import AutoProcessor
 
-        AutoProcessor.from_pretrained(self.config.processor_name).save_pretrained(path)
+        loaded = AutoProcessor.from_pretrained(self.config.processor_name, trust_remote_code=False)
+        loaded.save_pretrained(path)
 
     def process(
         self,

@@ -14,7 +14,7 @@ def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     """Load a tokenizer of transformers."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name_or_path, **kwargs)
+    return AutoTokenizer.from_pretrained(name_or_path, **{"trust_remote_code": False, **kwargs})
 
 
 __getattr__ = refused_names(
