@@ -287,6 +287,12 @@ def test_a_sample_has_relaxs_fields_and_takes_what_the_engine_tells() -> None:
     assert not hasattr(made, "never_was")
 
 
+def drop_all(args: Any, groups: list[list[Sample]]) -> None:
+    for group in groups:
+        for sample in group:
+            sample.remove_sample = True
+
+
 class MySource(data_source.RolloutDataSourceWithBuffer):
     pass
 
@@ -310,3 +316,7 @@ def test_data_sources_and_what_rollout_functions_give(tmp_path: Path) -> None:
     assert given == RolloutFnTrainOutput(groups)
     assert call_rollout_fn(lambda evaluation: {"a": {}}, evaluation=True) == RolloutFnEvalOutput({"a": {}})
     assert call_rollout_fn(lambda evaluation: given, evaluation=False) is given
+    args.rollout_sample_filter_path = f"{__name__}.drop_all"
+    made = call_rollout_fn(lambda args, evaluation: groups, args=args, evaluation=False)
+    assert isinstance(made, RolloutFnTrainOutput)
+    assert all(sample.remove_sample for group in made.samples for sample in group)

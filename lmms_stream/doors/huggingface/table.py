@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...checks import of_type, whole_number
@@ -51,17 +52,28 @@ def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
 
     With `tells`, log one warning of all set moot fields.
     """
-    passed_over = []
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        row = row_of(field.name, type(arguments)) or _unknown(field.name, type(arguments))
-        if row.fate == "honoured" or not row.is_given(value, field):
-            continue
-        if row.fate == "refused":
-            raise ConfigError(f"args.{field.name} is {_shown(value)}, which is not supported: {row.text}")
-        passed_over.append(f"{field.name} ({row.text})")
+    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
+    check_refused(values, type(arguments), source="args.")
+    passed_over = [f"{name} ({row.text})" for name, _, row in _given(values, type(arguments), "moot")]
     if passed_over and tells:
         logger.warning("arguments that are set and cannot matter here: %s", "; ".join(passed_over))
+
+
+def check_refused(values: Mapping[str, Any], kind: type[TrainingArguments], *, source: str) -> None:
+    """Raise ConfigError for a value of a refused or unknown field that differs from the default.
+
+    kind: class of the arguments. Call it before their construction, too: transformers itself may refuse a value.
+    """
+    for name, value, row in _given(values, kind, "refused"):
+        raise ConfigError(f"{source}{name} is {_shown(value)}, which is not supported: {row.text}")
+
+
+def _given(values: Mapping[str, Any], kind: type[TrainingArguments], fate: str) -> Iterator[tuple[str, Any, FieldRule]]:
+    """Yield the values of fields with this fate that differ from their defaults."""
+    for field in dataclasses.fields(kind):
+        row = row_of(field.name, kind) or _unknown(field.name, kind)
+        if row.fate == fate and field.name in values and row.is_given(values[field.name], field):
+            yield field.name, values[field.name], row
 
 
 def markdown() -> str:

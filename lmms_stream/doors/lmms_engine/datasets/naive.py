@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ....checks import check_collator
+from ....checks import NamedLikeTheirs, check_collator
 from ....config import build_config
 from ....errors import ConfigError
 from ....loader.batch_maker import BatchMaker, LoaderSettings
@@ -26,15 +26,37 @@ from ....plan.planner import StepConfig, StepPlanner, Work
 from ....processes.shared_tensors import SharesTensors, shared_zeros
 from ....processors.base import Processor
 from ....types import Batch, World
-from .building import build_once
-from .moot import check_packing_kwargs, strategy_of, tell
+from .building import RowLoader, build_once
+from .moot import NOT_CALLED, check_packing_kwargs, strategy_of, tell
 from .names import EngineDatasetConfig, check, is_shards, lacks_processor, processor_of, with_processor
 from .source_files import sources_of
 
 _SOURCE = "dataset"
 
 
-class MultiModalDataset(SharesTensors, Dataset[Batch]):
+class OwnRows(NamedLikeTheirs):
+    """Members of LMMS Engine's datasets that users override: how rows of the sources are read, and get_collator."""
+
+    NOT_CALLED = NOT_CALLED
+    config: EngineDatasetConfig
+
+    def load_from_json(self, data: dict[str, Any], data_folder: str | None = None) -> Any:
+        """Return a row of a source as it is read. Override it to return another row, several ([…]), or None."""
+        return data
+
+    def load_from_hf(self, data: dict[str, Any]) -> Any:
+        """Return a row as load_from_json does, of dataset_format hf_dataset."""
+        return data
+
+    @property
+    def row_loader(self) -> RowLoader | None:
+        """The method that a subclass overrides for the rows of its format; None to read rows unchanged."""
+        name = "load_from_hf" if self.config.dataset_format == "hf_dataset" else "load_from_json"
+        is_own = getattr(type(self), name) is not getattr(OwnRows, name)
+        return RowLoader(self, name) if is_own else None
+
+
+class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
     """Packs of a DatasetConfig's sources, by number: dataset[i] is a pack, one sequence of complete samples.
 
     Without packing, each pack is one sample. Every epoch has the same packs, reordered by a sampler or the trainer;
@@ -86,7 +108,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         """Open the dataset for a given world."""
         config = self.config
         (source,) = sources_of(config) if is_shards(config) else [None]
-        url = source.path if source else build_once(config, self.processor, world=world)
+        url = source.path if source else build_once(config, self.processor, world=world, loader=self.row_loader)
         dataset = PackedDataset(
             [StreamConfig(remote=url, local=config.local)],
             processor=self.processor,
@@ -106,7 +128,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         """Return the packing config: packs of packing_length; without packing, one sample per pack."""
         config = self.config
         if config.packing:
-            if config.max_length is not None and is_shards(config):
+            if config.longest is not None and is_shards(config):
                 raise ConfigError(
                     f"max_length {config.max_length} leaves out samples during a conversion, but the data are already "
                     "shards: convert the sources again with --max-tokens, or leave max_length out"

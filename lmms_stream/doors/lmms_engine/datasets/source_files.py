@@ -61,6 +61,17 @@ SourcesOf = Callable[[], Sequence[SourceEntry]]
 def sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     """Return the sources in order; ConfigError if the config names none, DataError for an invalid list."""
     check(config)
+    sources = _sources_of(config)
+    if not (config.HAS_MEDIA_IN_BUCKET and config.bucket):
+        return sources
+    return [replace(each, data_folder=_in_bucket(config.bucket, each.data_folder or "")) for each in sources]
+
+
+def _in_bucket(bucket: str, folder: str) -> str:
+    return folder if "://" in folder else "/".join(filter(None, (bucket, folder.strip("/"))))
+
+
+def _sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     format = SHARDS if is_shards(config) else config.dataset_format
     if config.datasets is not None:
         if format not in (LIST, None) and not all(_has_type(each) for each in config.datasets):

@@ -16,8 +16,8 @@ from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
-from ...huggingface.table import row_of
-from ..datasets.names import TYPES, EngineDatasetConfig, dataset_type_of
+from ...huggingface.table import check_refused, row_of
+from ..datasets.names import TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
 # values), moot (a warning gives the reason) or refused by name.
@@ -97,7 +97,7 @@ PATCHES: Mapping[str, Key] = {
     "rmpad": Key("moot", "packs have no padding"),
     "video": Key("honoured", "slow_every"),
     "nsa": Key("refused", "sparse attention is not here: leave it out"),
-    "vit_frame_parallel": Key("refused", "frames are not dealt over ranks, packs are: leave it out"),
+    "vit_frame_parallel": Key("moot", "packs are dealt to ranks by cost, with their frames; sums are the same"),
 }
 
 
@@ -138,9 +138,9 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         values["fsdp"] = FsdpConfig(reshard_after_forward=bool(fsdp["reshard_after_forward"]))
     if said.get("use_muon"):
         values["optim"] = "muon"
-    profiler = dict(said.get("profiler_config") or {})
-    check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
     if said.get("enable_profiler"):
+        profiler = dict(said.get("profiler_config") or {})
+        check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
         first = int(profiler.get("start_step", 1))
         stop = int(profiler.get("end_step", first + 1))
         folder = profiler.get("directory")
@@ -207,8 +207,9 @@ _SIT = {  # LMMS Engine's SiT: key -> its default
 }  # fmt: skip
 _SIT_ALONE = {  # keys of SiT with one supported value
     "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
-    "sample_eps": None, "cfg_scale": 1.0,
+    "sample_eps": None,
 }  # fmt: skip
+_OF_SAMPLING = "cfg_scale"
 
 
 def _sit_of(
@@ -230,6 +231,8 @@ def _sit_of(
         )
     said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
     said |= made.get("config") or {}
+    if _OF_SAMPLING in said:
+        warn([f"{_OF_SAMPLING} {said.pop(_OF_SAMPLING)} (it guides drawn images, not training)"], source="model_config")
     check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
     for name, only in _SIT_ALONE.items():
         if said.get(name, only) != only:
@@ -281,7 +284,7 @@ OTHER_TRAINERS = {  # trainers of models with LMMS Engine's own classes -> remed
 }
 MODEL = (
     "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
-    "extra_kwargs", "torch_dtype", "model_type",
+    "extra_kwargs", "torch_dtype", "model_type", "model_general_type",
 )  # fmt: skip
 _DTYPES = ("torch_dtype", "dtype")
 
@@ -341,7 +344,9 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     task: dict[str, Any] = {}
     if (own := OWN_MODELS.get(str(trainer))) is not None:
         model_config, task = own(model_config, dataset, source=f"{source}: model_config")
-    arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
+    arguments, values = _arguments(
+        data["trainer_args"], source=f"{source}: trainer_args", streams=dataset_type_of(dataset).is_iterable
+    )
     if arguments.get("eval_strategy", "no") != "no" and dataset.evaluated is None:
         arguments["eval_strategy"] = "no"
         warn(
@@ -378,14 +383,14 @@ def _check_rows(trainer: str | None, dataset: EngineDatasetConfig, model: Mappin
         )
 
 
-def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings without null values, except for keys in `known`."""
-    return {name: value for name, value in said.items() if value is not None or name in known}
+def _asked(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without null values."""
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> EngineDatasetConfig:
     """Return a dataset_config as ours. model: its model_config; its folder provides the processor if none is named."""
-    said = _asked(said, [field.name for field in dataclasses.fields(EngineDatasetConfig)])
+    said = _asked(said)
     processor = dict(said.get("processor_config") or {})
     if processor.get("processor_type") in IMAGE_PROCESSORS:
         if said.get("dataset_type") in ("vision", "vision_iterable"):  # LMMS Engine's reads images with any type
@@ -394,7 +399,7 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
         processor["processor_name"] = str(model["load_from_pretrained_path"])
         said["processor_config"] = processor
-    dataset = build_config(EngineDatasetConfig, said, source=source)
+    dataset = build_config(LaunchedDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
     return dataset
@@ -441,8 +446,8 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     return build_config(ModelConfig, values, source=source)
 
 
-def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return fields of transformers' arguments, and of ours."""
+def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return fields of transformers' arguments, and of ours. streams: whether rows are packed during reading."""
     from transformers import TrainingArguments
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -456,9 +461,11 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
             f"{source}: train_sampling_strategy is 'sequential', which is not supported: set dataset_config.shuffle to "
             "false"
         )
-    if arguments.get("dataloader_drop_last") and arguments.get("per_device_train_batch_size") == 1:
+    if arguments.get("dataloader_drop_last") and (streams or arguments.get("per_device_train_batch_size") == 1):
         del arguments["dataloader_drop_last"]
-        warn(["dataloader_drop_last (a batch of one sample is never short)"], source="trainer_args")
+        why = "steps of streamed rows are never short" if streams else "a batch of one sample is never short"
+        warn([f"dataloader_drop_last ({why})"], source="trainer_args")
+    check_refused(arguments, TrainingArguments, source=f"{source}: ")  # before transformers reads the values
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # YAML reads a bare no as False
             arguments[name] = "no"
