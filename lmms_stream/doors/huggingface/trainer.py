@@ -82,10 +82,12 @@ def check_overrides(kind: type) -> None:
     from transformers import Trainer
 
     trl = sys.modules.get("trl")
-    theirs = [Trainer, *(each for each in (getattr(trl, "SFTTrainer", None),) if each is not None)]
+    names = {"SFTTrainer", *({"DPOTrainer", "KTOTrainer"} & {each.__name__ for each in kind.__mro__})}
+    theirs = [Trainer, *(getattr(trl, name, None) for name in sorted(names))]
     for name, value in changed.items():
         remedy = _NOT_CALLED.get(name)
-        if remedy is None and name.startswith("_") and any(callable(getattr(each, name, None)) for each in theirs):
+        is_private = name.startswith("_") or not hasattr(FSDP2SFTTrainer, name)
+        if remedy is None and is_private and any(callable(getattr(each, name, None)) for each in theirs):
             remedy = "override a method of docs/trainer.md"
         if remedy is not None:
             raise ConfigError(f"{kind.__name__} overrides {name}, which this trainer does not call: {remedy}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ _SOURCE = "dataset"
 class OwnRows(NamedLikeTheirs):
     """Members of LMMS Engine's datasets that users override: how rows of the sources are read, and get_collator."""
 
-    NOT_CALLED = NOT_CALLED
+    NOT_CALLED: ClassVar = NOT_CALLED
     config: EngineDatasetConfig
 
     def load_from_json(self, data: dict[str, Any], data_folder: str | None = None) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from ....registry import imported
+from .moot import NOT_CALLED
 from .names import FORMATS, LATER_PROCESSORS, PROCESSORS, SHARDS, TYPES, VIDEO_DEFAULTS, EngineDatasetConfig
 
 THEIRS = {
@@ -53,13 +55,22 @@ OURS = {
     "shuffle_block_size": "samples that are shuffled together",
     "fetch": "attempts, timeout_s, threads, ahead and cache_limit of downloads",
 }
+CALLED = {  # members of a dataset class that a subclass overrides -> fate and effect
+    "load_from_json": (
+        "called",
+        "for each row, with the source's data_folder: it returns a row, several ([…]) or None. `super().load_from_json(row, data_folder)` is the row itself; tensors are made by a processor (register_processor). A conversion runs in one process then",
+    ),
+    "load_from_hf": ("called", "the same, with dataset_format hf_dataset"),
+    "get_collator": ("called by your own DataLoader", "a trainer joins packs itself: give it data_collator"),
+}
+_FATES = {"honoured": "honoured", "moot": "cannot matter: a warning names it", "refused": "refused"}
 _SHOWN = {"dataset_type": ("", ""), "filter_overlong": (True, False), "data_seed": (42, 0)}  # values without a default
 _BY_TYPE = {"packing", "packing_length", "packing_strategy", "overlong", "seed", "reshuffle"}
 
 
 def markdown() -> str:
     """Return the text of docs/datasets.md."""
-    return "\n".join([*_head(), *_fields(), *_types(), *_launch_files()]) + "\n"
+    return "\n".join([*_head(), *_fields(), *_types(), *_members(), *_launch_files()]) + "\n"
 
 
 def _head() -> Iterator[str]:
@@ -107,6 +118,18 @@ def _types() -> Iterator[str]:
     yield from ("", "## Formats", "", f"{_listed(FORMATS)}; `{SHARDS}` are shards. Any URL of a store may be a path.")
 
 
+def _members() -> Iterator[str]:
+    yield from (
+        "",
+        "## Members of a dataset class",
+        "",
+        "| overridden member | | what becomes of it |",
+        "|---|---|---|",
+    )
+    yield from (f"| `{name}` | {fate} | {text} |" for name, (fate, text) in CALLED.items())
+    yield from (f"| `{name}` | refused in a subclass | {remedy} |" for name, remedy in NOT_CALLED.items())
+
+
 def _launch_files() -> Iterator[str]:
     yield from (
         "",
@@ -122,7 +145,14 @@ def _launch_files() -> Iterator[str]:
         "python examples/prepare_charts.py build/charts",
         "lmms-stream train examples/lmms_engine_vision.yaml --nproc 2",
         "```",
+        "",
+        "`trainer_args` are those of [transformers](arguments.md), and these. Keys and values outside of the tables are",
+        "refused by name.",
     )
+    sections = imported("doors.lmms_engine.launch.file:KEYS")
+    for title, keys in sections.items():
+        yield from ("", f"### Keys of {title}", "", "| key | | what becomes of it, or why not |", "|---|---|---|")
+        yield from (f"| `{name}` | {_FATES[key.fate]} | {key.text} |" for name, key in keys.items())
 
 
 def _listed(names: tuple[str, ...]) -> str:

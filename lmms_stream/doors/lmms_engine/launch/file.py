@@ -12,7 +12,7 @@ from ....config import LAUNCH_SECTIONS, build_config
 from ....errors import ConfigError
 from ....mds.dataset_config import check_names
 from ....train.model.attention import SDPA_VARLEN
-from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
+from ....train.model.build import DIFFUSERS_CLASS, ModelConfig, class_of_family
 from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
@@ -282,11 +282,26 @@ OTHER_TRAINERS = {  # trainers of models with LMMS Engine's own classes -> remed
     "(docs/generation.md)",
     "wan_trainer": "train it with LMMS Engine, or a model of diffusers on images by sit_trainer (docs/generation.md)",
 }
-MODEL = (
-    "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
-    "extra_kwargs", "torch_dtype", "model_type", "model_general_type",
-)  # fmt: skip
+MODEL: Mapping[str, Key] = {
+    "load_from_pretrained_path": Key("honoured", "model.pretrained"),
+    "load_from_config": Key("honoured", "model.config, with random weights"),
+    "attn_implementation": Key("honoured", "model.attention, the fastest that is here without flash-attn"),
+    "overwrite_config": Key("honoured", "keys of model.config; refused for a loaded model"),
+    "monkey_patch_kwargs": Key("honoured", "patch_type and its keys, below"),
+    "extra_kwargs": Key("honoured", "torch_dtype, dtype, trust_remote_code; keys that are off are named"),
+    "torch_dtype": Key("honoured", "model.dtype"),
+    "model_type": Key("moot", "the model's config says it"),
+    "model_general_type": Key(
+        "honoured", "causal_lm or image_text_to_text: refused if the config's class is the other"
+    ),
+}
 _DTYPES = ("torch_dtype", "dtype")
+GENERAL_TYPES = {"causal_lm": "AutoModelForCausalLM", "image_text_to_text": "AutoModelForImageTextToText"}
+
+
+KEYS: Mapping[str, Mapping[str, Key]] = {  # for docs/datasets.md
+    "model_config": MODEL, "patch_type": PATCHES, "trainer_args": TRAINER_ARGS, "fsdp_config": FSDP_CONFIG
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +309,8 @@ class Launch:
     """Content of a launch file.
 
     arguments: arguments of transformers.TrainingArguments. values: fields of TrainConfig that override the arguments.
-    task: the training task, unless the dataset determines it.
+    task: the training task, unless the dataset determines it. general_type: LMMS Engine's name of the model's auto
+    class, if named.
     """
 
     dataset: EngineDatasetConfig
@@ -302,6 +318,7 @@ class Launch:
     arguments: Mapping[str, Any]
     values: Mapping[str, Any]
     task: Mapping[str, Any] = field(default_factory=dict)
+    general_type: str | None = None
 
 
 _MAPPINGS = {  # sections, and their keys with mappings
@@ -356,7 +373,10 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     model = model_of(model_config, source=f"{source}: model_config", liger=bool(arguments.get("use_liger_kernel")))
     if "use_liger_kernel" in arguments:
         arguments["use_liger_kernel"] = model.use_liger_kernel
-    return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
+    general = model_config.get("model_general_type")
+    if general is not None:
+        check_names([general], GENERAL_TYPES, f"{source}: model_config: model_general_type")
+    return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task, general_type=general)
 
 
 def _check_mappings(section: Mapping[str, Any], names: Collection[str], *, source: str) -> None:
@@ -425,11 +445,12 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     elif made is not None:
         beside = {name: value for name, value in made.items() if name != "config"}  # also fields next to `config`
         values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
+        _check_model_type(values["config"], source=source)
         if DIFFUSERS_CLASS in values["config"]:
             del values["config"]["model_type"]
     extra = dict(said.get("extra_kwargs") or {})
     off = [name for name, value in extra.items() if value in (None, False)]
-    moot = [f"model_type {said['model_type']} (the model's config says it)"] if said.get("model_type") else []
+    moot = [f"model_type {said['model_type']} ({MODEL['model_type'].text})"] if said.get("model_type") else []
     warn(moot + [f"extra_kwargs.{name} (it is off)" for name in off], source="model_config")
     extra = {name: value for name, value in extra.items() if name not in off}
     if said.get("torch_dtype"):
@@ -444,6 +465,18 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     values["slow_every"] = slow_every(patches, source=f"{source}: monkey_patch_kwargs")
     values["use_liger_kernel"] = liger if asked is None else asked
     return build_config(ModelConfig, values, source=source)
+
+
+def _check_model_type(config: Mapping[str, Any], *, source: str) -> None:
+    """Raise ConfigError for a model type that neither transformers nor a package imported so far has registered."""
+    from transformers import CONFIG_MAPPING
+
+    kind = config["model_type"]
+    if not (DIFFUSERS_CLASS in config or kind is None or kind in CONFIG_MAPPING or class_of_family(kind)):
+        raise ConfigError(
+            f"{source}: model_type {kind!r} is unknown to the installed transformers: correct it, or import its package "
+            "in a script, and call create_train_task there"
+        )
 
 
 def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -465,7 +498,7 @@ def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[
         del arguments["dataloader_drop_last"]
         why = "steps of streamed rows are never short" if streams else "a batch of one sample is never short"
         warn([f"dataloader_drop_last ({why})"], source="trainer_args")
-    check_refused(arguments, TrainingArguments, source=f"{source}: ")  # before transformers reads the values
+    check_refused(arguments, TrainingArguments, source=f"{source}: ")  # before transformers reads them
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # YAML reads a bare no as False
             arguments[name] = "no"

@@ -20,7 +20,7 @@ from ....types import World
 from ...huggingface.arguments import LAUNCHED, TrainerInputs, group_ranks
 from ...huggingface.resolve import resolve
 from ...huggingface.trainer import FSDP2SFTTrainer
-from .file import Launch, launch_of
+from .file import GENERAL_TYPES, Launch, launch_of
 
 logger = logging.getLogger("lmms_stream")
 
@@ -66,6 +66,13 @@ def _as_it_runs_here(launch: Launch) -> Launch:
 
 
 def launched_trainer(launch: Launch, arguments: TrainingArguments) -> LaunchedTrainer:
+    if launch.general_type is not None:
+        try:
+            launch.model.check_auto_class(GENERAL_TYPES[launch.general_type])
+        except ConfigError as error:
+            raise ConfigError(
+                f"model_config.model_general_type is {launch.general_type}: {error}: leave it out"
+            ) from error
     return LaunchedTrainer(
         model=launch.model,
         args=arguments,
