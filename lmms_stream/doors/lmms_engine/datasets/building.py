@@ -62,7 +62,7 @@ class RowLoader:
     @property
     def code(self) -> str:
         """Hash of the source code of the dataset's own classes; ConfigError without source code."""
-        others = ("lmms_stream.", "torch.", "typing", "builtins")
+        others = ("lmms_stream.", "torch.", "typing", "builtins", "collections.", "abc")
         own = [each for each in type(self.dataset).__mro__ if not each.__module__.startswith(others)]
         try:
             text = "".join(map(inspect.getsource, own))

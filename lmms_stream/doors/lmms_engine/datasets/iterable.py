@@ -79,6 +79,7 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
         check(config)
         self.config = config
         self.is_shards = is_shards(config)
+        _ = self.row_loader
         if config.packing_mode == "plan":
             raise ConfigError(
                 "packing_mode 'plan' makes packs of all lengths, and these are made while rows are read: leave it out, "

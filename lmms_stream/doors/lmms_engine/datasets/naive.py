@@ -52,8 +52,15 @@ class OwnRows(NamedLikeTheirs):
     def row_loader(self) -> RowLoader | None:
         """The method that a subclass overrides for the rows of its format; None to read rows unchanged."""
         name = "load_from_hf" if self.config.dataset_format == "hf_dataset" else "load_from_json"
-        is_own = getattr(type(self), name) is not getattr(OwnRows, name)
-        return RowLoader(self, name) if is_own else None
+        if getattr(type(self), name) is getattr(OwnRows, name):
+            return None
+        loader = RowLoader(self, name)
+        if is_shards(self.config):
+            raise ConfigError(
+                f"the data are shards, whose samples {loader.name} cannot change: convert the sources with --map, or "
+                "name the sources"
+            )
+        return loader
 
 
 class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
@@ -76,6 +83,7 @@ class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
         check_packing_kwargs(config)
         tell(config, streams=False)
         self.config = config
+        _ = self.row_loader
         self._epoch = shared_zeros(1, dtype=torch.int64)  # shared with persistent workers
 
     def build(self) -> MultiModalDataset:

@@ -87,7 +87,7 @@ FSDP_CONFIG: Mapping[str, Key] = {
     "xla_fsdp_v2": Key("refused", "there are no TPUs here: leave it out"),
     "xla_fsdp_grad_ckpt": Key("refused", "there are no TPUs here: leave it out"),
 }  # fmt: skip
-PROFILER_CONFIG = ("start_step", "end_step", "directory")
+PROFILER_CONFIG = ("start_step", "end_step", "directory", "warmup_steps")
 _LOSSES = "logits are computed some at a time in any case"
 _KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")  # kernels of liger-kernel, only available together
 _LOSS_KERNELS = ("fused_linear_cross_entropy", "cross_entropy")
@@ -138,9 +138,11 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
         values["fsdp"] = FsdpConfig(reshard_after_forward=bool(fsdp["reshard_after_forward"]))
     if said.get("use_muon"):
         values["optim"] = "muon"
+    profiler = dict(said.get("profiler_config") or {})
+    check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
     if said.get("enable_profiler"):
-        profiler = dict(said.get("profiler_config") or {})
-        check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
+        if "warmup_steps" in profiler:
+            warn(["warmup_steps (the trace begins at start_step)"], source="profiler_config")
         first = int(profiler.get("start_step", 1))
         stop = int(profiler.get("end_step", first + 1))
         folder = profiler.get("directory")
@@ -474,8 +476,8 @@ def _check_model_type(config: Mapping[str, Any], *, source: str) -> None:
     kind = config["model_type"]
     if not (DIFFUSERS_CLASS in config or kind is None or kind in CONFIG_MAPPING or class_of_family(kind)):
         raise ConfigError(
-            f"{source}: model_type {kind!r} is unknown to the installed transformers: correct it, or import its package "
-            "in a script, and call create_train_task there"
+            f"{source}: model_type {kind!r} is unknown to the installed transformers: correct it, or import its "
+            "package in a script, and call create_train_task there"
         )
 
 
