@@ -172,7 +172,7 @@ class Clean(MultiModalDataset):
         if "3" in str(question):
             return None
         answer["content"] = [{"type": "text", "text": f"{Path(str(data_folder)).name}, {self.config.packing_length}."}]
-        return super().load_from_json(data, data_folder)
+        return MultiModalDataset.load_from_json(self, data, data_folder)
 
 
 class CleanStream(MultiModalIterableDataset):

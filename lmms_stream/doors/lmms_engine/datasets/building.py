@@ -79,7 +79,7 @@ class RowLoader:
         return name
 
     def rows(self, values: dict[str, Any], folder: str | None) -> list[dict[str, Any]]:
-        return rows_of(UserFunction("", self.name), partial(self._row, folder=folder), values)
+        return rows_of(UserFunction(*self.name.split(" ", 1)), partial(self._row, folder=folder), values)
 
     def _row(self, values: dict[str, Any], folder: str | None) -> Any:
         load = getattr(self.dataset, self.method)

@@ -105,19 +105,21 @@ class RowReader:
         Raises NoRowsError for a file without rows, DataError for rows of unknown kind, ConfigError for rows of a kind
         the processor does not read.
         """
+        errors: list[DataError] = []
         num_rows = 0
         with disk_errors(file.key):
             for unit in file.opened.units():
                 rows = list(islice(unit.rows(), LOOK_ROWS))
                 num_rows += len(rows)
                 found = [or_error(loaded_rows, row, self.reading.loader, unit.folder) for row in rows]
-                values = [values for each in found if not isinstance(each, DataError) for values in each]
-                if values:
+                errors += (each for each in found if isinstance(each, DataError))
+                if values := [values for each in found if not isinstance(each, DataError) for values in each]:
                     break
             else:
                 if not num_rows:
                     raise NoRowsError(f"{file.key} holds no rows: leave it out, or write it again")
-                raise DataError(f"{file.key}: none of its rows can be read: check its format")
+                why = f", the first because {errors[0]}" if self.reading.loader is not None and errors else ""
+                raise DataError(f"{file.key}: none of its rows can be read{why}: check its format")
         try:
             mapper = find_mapper(values, self.reading.rows.changed(file.opened.settings))
         except DataError as error:
