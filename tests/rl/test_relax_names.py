@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lmms_stream.checks import NamedLikeTheirs
 from lmms_stream.doors.relax.engine.rollout import data_source
 from lmms_stream.doors.relax.engine.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from lmms_stream.doors.relax.utils.data.data import BaseDataset, Dataset
@@ -285,6 +286,15 @@ def test_a_sample_has_relaxs_fields_and_takes_what_the_engine_tells() -> None:
     assert Sample.from_dict(made.to_dict()) == made
     assert made.to_dict()["spec_info"] == made.spec_info.to_dict()
     assert not hasattr(made, "never_was")
+
+
+@pytest.mark.parametrize("base", [Dataset, StreamingDataset, data_source.RolloutDataSourceWithBuffer])
+def test_overridden_methods_that_nothing_calls_are_refused(base: type[NamedLikeTheirs]) -> None:
+    assert base.NOT_CALLED
+    for name, remedy in base.NOT_CALLED.items():
+        with pytest.raises(ConfigError, match=f"Own overrides {name}, which nothing here calls: {remedy}"):
+            type("Own", (base,), {name: lambda *_: None})
+    type("Own", (base,), {"own_helper": lambda *_: None, "shuffle": lambda *_: None})
 
 
 def drop_all(args: Any, groups: list[list[Sample]]) -> None:

@@ -76,6 +76,32 @@ def _given(values: Mapping[str, Any], kind: type[TrainingArguments], fate: str) 
             yield field.name, values[field.name], row
 
 
+def check_texts(arguments: Mapping[str, Any], *, source: str) -> None:
+    """Raise ConfigError for arguments of transformers with a numeric default and a non-numeric text."""
+    from transformers import TrainingArguments
+
+    for each in dataclasses.fields(TrainingArguments):
+        said = arguments.get(each.name)
+        if type(each.default) in (int, float) and isinstance(said, str):
+            try:
+                float(said)
+            except ValueError:
+                raise ConfigError(f"{source}: {each.name} must be a number, got {said!r}: write digits") from None
+
+
+def is_of_before(name: str, value: Any, source: str) -> bool:
+    """Whether the installed transformers no longer has an argument; ConfigError if its value matters."""
+    row = row_of(name)
+    if row is None:
+        return False
+    says_more = (
+        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
+    )
+    if row.fate == "refused" and says_more:
+        raise ConfigError(f"{source}: {name} is {value!r}, which is not supported: {row.text}")
+    return True
+
+
 def markdown() -> str:
     """Return the text of docs/arguments.md."""
     lines = [

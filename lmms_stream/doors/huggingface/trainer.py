@@ -57,6 +57,7 @@ _REFUSED = {
 
 _NOT_CALLED = {
     **_REFUSED,
+    "compute_ref_log_probs": "the task computes its reference: set precompute_ref_log_probs",
     "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
     "get_eval_dataloader": "give another eval_dataset or data_collator",
     "get_test_dataloader": "give predict another dataset",
@@ -86,8 +87,7 @@ def check_overrides(kind: type) -> None:
     theirs = [Trainer, *(getattr(trl, name, None) for name in sorted(names))]
     for name, value in changed.items():
         remedy = _NOT_CALLED.get(name)
-        is_private = name.startswith("_") or not hasattr(FSDP2SFTTrainer, name)
-        if remedy is None and is_private and any(callable(getattr(each, name, None)) for each in theirs):
+        if remedy is None and name.startswith("_") and any(callable(getattr(each, name, None)) for each in theirs):
             remedy = "override a method of docs/trainer.md"
         if remedy is not None:
             raise ConfigError(f"{kind.__name__} overrides {name}, which this trainer does not call: {remedy}")

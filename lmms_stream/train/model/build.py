@@ -318,6 +318,11 @@ class ModelConfig:
         if own is not None:
             of_family: PretrainedConfig = own.config_class(**fields)
             return of_family
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise ConfigError(
+                f"model_type {model_type!r} is unknown to the installed transformers: correct it, or start the run in "
+                "a script that imports its package before"
+            )
         made: PretrainedConfig = transformers.AutoConfig.for_model(model_type, **fields)
         return made
 

@@ -40,7 +40,7 @@ from ....storage.storage import open_storage
 from ....types import World
 from ....yaml_text import write_yaml
 from .names import EngineDatasetConfig, dataset_type_of
-from .source_files import SourceEntry, sources_of
+from .source_files import SourceEntry, bucket_of, sources_of
 
 WAIT_S = 24 * 3600.0  # timeout for processes waiting for the conversion
 _PREFIX = "lmms_stream"  # prefix of shards in a bucket
@@ -135,12 +135,12 @@ def build_once(
     building = building_of(config, processor, loader)
     if building.is_whole:
         return building.target
-    if config.bucket and not config.HAS_MEDIA_IN_BUCKET:
+    if (bucket := bucket_of(config)) and not config.HAS_MEDIA_IN_BUCKET:
         raise ConfigError(
             f"{building.target} has no dataset of these sources, and none is written into bucket_name "
             f"{config.bucket_name!r}, where LMMS Engine reads media: leave both keys of the bucket out, and write "
-            f"data_folder: {config.bucket} in the source's entry of datasets for media there, or cache_dir: "
-            f"{config.bucket}/{_PREFIX} to keep shards there"
+            f"data_folder: {bucket} in the source's entry of datasets for media there, or cache_dir: "
+            f"{bucket}/{_PREFIX} to keep shards there"
         )
     with disk_errors(str(building.home)):
         building.home.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def _loaded(source: SourceEntry, loader: RowLoader | None) -> SourceEntry:
 
 def cache_of(config: EngineDatasetConfig) -> str:
     """Return the folder or URL for shards; ConfigError if it is set twice."""
-    if config.HAS_MEDIA_IN_BUCKET or not config.bucket:
+    if config.HAS_MEDIA_IN_BUCKET or not (bucket := bucket_of(config)):
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
         return str(config.cache_dir or base / "lmms_stream" / "datasets")
     if config.cache_dir:
@@ -204,7 +204,7 @@ def cache_of(config: EngineDatasetConfig) -> str:
             f"cache_dir {config.cache_dir!r} and object_storage {config.object_storage!r} both set the folder of "
             "shards: leave one of them out"
         )
-    return f"{config.bucket}/{_PREFIX}"
+    return f"{bucket}/{_PREFIX}"
 
 
 def _listed(sources: Sequence[SourceEntry], folder: Path) -> Path:
@@ -279,5 +279,5 @@ def _wait(is_done: Callable[[], bool], building: Building, *, wait_s: float) -> 
 def _late(building: Building, wait_s: float) -> DataError:
     return DataError(
         f"no other process converted the sources into {building.target} within {wait_s:g} s: all nodes must see this "
-        "folder: name another folder, or the URL of a store, with cache_dir"
+        "folder: name another with cache_dir, or the URL of a store"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -136,19 +135,6 @@ class EngineDatasetConfig(shards.DatasetConfig):
     def longest(self) -> int | None:
         """Tokens of the longest sample that is not left out; None without a limit."""
         return None if self.filter_overlong is False else self.max_length
-
-    @property
-    def bucket(self) -> str:
-        """URL of the bucket of object_storage and bucket_name; "" without a store."""
-        store = STORES[self.object_storage or "none"]
-        if store != "azure":
-            return f"{store}://{self.bucket_name}" if store else ""
-        account = os.environ.get("AZURE_ACCOUNT_NAME")
-        if not account:
-            raise ConfigError(
-                f"object_storage azure needs the account of bucket {self.bucket_name!r}: set AZURE_ACCOUNT_NAME"
-            )
-        return f"azure://{account}.blob.core.windows.net/{self.bucket_name}"
 
     @property
     def evaluated(self) -> EngineDatasetConfig | None:

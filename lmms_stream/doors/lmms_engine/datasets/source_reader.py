@@ -400,7 +400,7 @@ def fingerprint_of(reading: SourceRowSettings) -> str:
     grow.
     """
     units = [CUT_VERSION, UNITS_PER_LANE, MIN_UNIT_BYTES, MAX_UNIT_BYTES, UNKNOWN_BYTES]
-    parts = {
+    parts: dict[str, Any] = {
         "processor": processor_fingerprint(reading.processor),
         "packing": [asdict(reading.packing), reading.overlong, reading.max_length],
         "order": reading.seed,

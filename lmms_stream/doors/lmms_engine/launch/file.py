@@ -12,11 +12,11 @@ from ....config import LAUNCH_SECTIONS, build_config
 from ....errors import ConfigError
 from ....mds.dataset_config import check_names
 from ....train.model.attention import SDPA_VARLEN
-from ....train.model.build import DIFFUSERS_CLASS, ModelConfig, class_of_family
+from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
-from ...huggingface.table import check_refused, row_of
+from ...huggingface.table import check_refused, check_texts, is_of_before
 from ..datasets.names import TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
@@ -211,7 +211,6 @@ _SIT_ALONE = {  # keys of SiT with one supported value
     "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
     "sample_eps": None,
 }  # fmt: skip
-_OF_SAMPLING = "cfg_scale"
 
 
 def _sit_of(
@@ -233,8 +232,8 @@ def _sit_of(
         )
     said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
     said |= made.get("config") or {}
-    if _OF_SAMPLING in said:
-        warn([f"{_OF_SAMPLING} {said.pop(_OF_SAMPLING)} (it guides drawn images, not training)"], source="model_config")
+    if "cfg_scale" in said:
+        warn([f"cfg_scale {said.pop('cfg_scale')} (of images that are drawn, not of training)"], source="model_config")
     check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
     for name, only in _SIT_ALONE.items():
         if said.get(name, only) != only:
@@ -298,7 +297,6 @@ MODEL: Mapping[str, Key] = {
     ),
 }
 _DTYPES = ("torch_dtype", "dtype")
-GENERAL_TYPES = {"causal_lm": "AutoModelForCausalLM", "image_text_to_text": "AutoModelForImageTextToText"}
 
 
 KEYS: Mapping[str, Mapping[str, Key]] = {  # for docs/datasets.md
@@ -376,8 +374,6 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     if "use_liger_kernel" in arguments:
         arguments["use_liger_kernel"] = model.use_liger_kernel
     general = model_config.get("model_general_type")
-    if general is not None:
-        check_names([general], GENERAL_TYPES, f"{source}: model_config: model_general_type")
     return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task, general_type=general)
 
 
@@ -447,7 +443,6 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     elif made is not None:
         beside = {name: value for name, value in made.items() if name != "config"}  # also fields next to `config`
         values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
-        _check_model_type(values["config"], source=source)
         if DIFFUSERS_CLASS in values["config"]:
             del values["config"]["model_type"]
     extra = dict(said.get("extra_kwargs") or {})
@@ -469,28 +464,17 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     return build_config(ModelConfig, values, source=source)
 
 
-def _check_model_type(config: Mapping[str, Any], *, source: str) -> None:
-    """Raise ConfigError for a model type that neither transformers nor a package imported so far has registered."""
-    from transformers import CONFIG_MAPPING
-
-    kind = config["model_type"]
-    if not (DIFFUSERS_CLASS in config or kind is None or kind in CONFIG_MAPPING or class_of_family(kind)):
-        raise ConfigError(
-            f"{source}: model_type {kind!r} is unknown to the installed transformers: correct it, or import its "
-            "package in a script, and call create_train_task there"
-        )
-
-
 def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return fields of transformers' arguments, and of ours. streams: whether rows are packed during reading."""
     from transformers import TrainingArguments
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     said = as_installed(said, theirs)
-    said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
-    check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
+    known = {*theirs, *TRAINER_ARGS}
+    said = {name: value for name, value in said.items() if name in known or not is_of_before(name, value, source)}
+    check_names(_asked(said), known, source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
-    _check_numbers(arguments, source=source)
+    check_texts(arguments, source=source)
     if arguments.get("train_sampling_strategy") == "sequential":
         raise ConfigError(
             f"{source}: train_sampling_strategy is 'sequential', which is not supported: set dataset_config.shuffle to "
@@ -514,29 +498,3 @@ def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[
             details["min_lr"] = details.pop("min_learning_rate")
         values |= {"lr_scheduler_kwargs": details} if details else {}
     return arguments, values
-
-
-def _check_numbers(arguments: Mapping[str, Any], *, source: str) -> None:
-    """Raise ConfigError for arguments of transformers with a numeric default and a non-numeric text."""
-    from transformers import TrainingArguments
-
-    for each in dataclasses.fields(TrainingArguments):
-        said = arguments.get(each.name)
-        if type(each.default) in (int, float) and isinstance(said, str):
-            try:
-                float(said)
-            except ValueError:
-                raise ConfigError(f"{source}: {each.name} must be a number, got {said!r}: write digits") from None
-
-
-def _is_of_before(name: str, value: Any, source: str) -> bool:
-    """Whether the installed transformers no longer has an argument; ConfigError if its value matters."""
-    row = row_of(name)
-    if row is None or name in TRAINER_ARGS:
-        return False
-    says_more = (
-        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
-    )
-    if row.fate == "refused" and says_more:
-        raise ConfigError(f"{source}: {name} is {value!r}, which is not supported: {row.text}")
-    return True
