@@ -20,7 +20,7 @@ from .errors import ConfigError
 class NamedLikeTheirs:
     """Class with the name and members of another project's class.
 
-    NOT_CALLED: member of their class that nothing here calls -> remedy; a subclass that has one of them is an error.
+    NOT_CALLED: member of their class that nothing here calls -> remedy. A subclass with such a member is an error.
     """
 
     NOT_CALLED: ClassVar[Mapping[str, str]] = {}

@@ -255,7 +255,7 @@ class TokenRows(NamedTuple):
 
 
 class SeveralSamples:
-    """The attention mask of a batch of several samples read as a mapping: any use raises ConfigError."""
+    """Attention mask of a batch of several samples, for mappings: any use raises ConfigError."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -289,7 +289,7 @@ class Batch:
     holds_one: whether every batch of the loader, on all ranks, is one segment, by the settings; None without a loader.
 
     A batch can be read like a mapping: batch["input_ids"], labels, position_ids, each of inputs and token_inputs, and
-    for several samples an attention_mask that a model cannot use: model(**batch) is for one sample, or raises.
+    for several samples an attention_mask whose use raises ConfigError: model(**batch) takes a single sample.
 
     Batches of tokenized samples share memory with other batches of their step: clone a tensor before saving the tensor.
     """

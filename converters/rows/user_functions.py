@@ -73,7 +73,7 @@ class RowFunctions:
 
 
 def rows_of(asked: UserFunction, function: Callable[..., Any], values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows that a function makes of a row; DataError for its errors and for other results."""
+    """Return a function's rows for a row; DataError for errors of the function and for other results."""
     made = _called(asked, function, values)
     is_row = type(made) is dict and all(type(name) is str for name in made)
     return [made] if is_row else _checked_rows(asked, made)

@@ -60,16 +60,16 @@ def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
 
 
 def check_refused(values: Mapping[str, Any], kind: type[TrainingArguments], *, source: str) -> None:
-    """Raise ConfigError for a value of a refused or unknown field that differs from the default.
+    """Raise ConfigError for a refused or unknown field whose value differs from the default.
 
-    kind: class of the arguments. Call it before their construction, too: transformers itself may refuse a value.
+    kind: class of the arguments. Call also before the construction: transformers itself may refuse a value.
     """
     for name, value, row in _given(values, kind, "refused"):
         raise ConfigError(f"{source}{name} is {_shown(value)}, which is not supported: {row.text}")
 
 
 def _given(values: Mapping[str, Any], kind: type[TrainingArguments], fate: str) -> Iterator[tuple[str, Any, FieldRule]]:
-    """Yield the values of fields with this fate that differ from their defaults."""
+    """Yield the fields with this fate whose values differ from the default."""
     for field in dataclasses.fields(kind):
         row = row_of(field.name, kind) or _unknown(field.name, kind)
         if row.fate == fate and field.name in values and row.is_given(values[field.name], field):
@@ -90,7 +90,7 @@ def check_texts(arguments: Mapping[str, Any], *, source: str) -> None:
 
 
 def is_of_before(name: str, value: Any, source: str) -> bool:
-    """Whether the installed transformers no longer has an argument; ConfigError if its value matters."""
+    """Whether the installed transformers no longer has an argument; ConfigError if the value matters."""
     row = row_of(name)
     if row is None:
         return False

@@ -45,7 +45,7 @@ def register_dataset(dataset_type: str) -> Callable[[C], C]:
     """Return a decorator: configs with this dataset_type use the class, a subclass of our datasets.
 
     Its row_kind is "text" or "image"; without row_kind, rows are rows of `vision`. ConfigError for an existing type,
-    and for a class that is not a subclass of ours.
+    and for a class not derived from ours.
     """
 
     def add(made_by: C) -> C:

@@ -24,7 +24,7 @@ def load_function(path: str) -> Any:
 
 
 def filter_samples(args: Any, groups: Any) -> None:
-    """Call the function of --rollout-sample-filter-path, which sets remove_sample of samples without a loss."""
+    """Call the function of --rollout-sample-filter-path; the function sets remove_sample of samples without a loss."""
     path = setting(args, "rollout_sample_filter_path")
     if path is not None:
         load_function(path)(args, groups)

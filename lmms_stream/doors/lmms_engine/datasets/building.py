@@ -96,7 +96,7 @@ class RowLoader:
 class Building:
     """A conversion and its target. num_bytes: total bytes of the sources, 0 if unknown.
 
-    is_own: rows are changed by a method of an object, which other processes cannot call.
+    is_own: a method of an object changes the rows; other processes cannot call the method.
     """
 
     listed: Path
@@ -195,7 +195,7 @@ def _loaded(source: SourceEntry, loader: RowLoader | None) -> SourceEntry:
 
 
 def cache_of(config: EngineDatasetConfig) -> str:
-    """Return the folder or URL for shards; ConfigError if it is set twice."""
+    """Return the folder or URL for shards; ConfigError for two settings of the folder."""
     if config.HAS_MEDIA_IN_BUCKET or not (bucket := bucket_of(config)):
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
         return str(config.cache_dir or base / "lmms_stream" / "datasets")

@@ -35,22 +35,22 @@ _SOURCE = "dataset"
 
 
 class OwnRows(NamedLikeTheirs):
-    """Members of LMMS Engine's datasets that users override: how rows of the sources are read, and get_collator."""
+    """Members of LMMS Engine's datasets for users to override: reading of rows."""
 
     NOT_CALLED: ClassVar = NOT_CALLED
     config: EngineDatasetConfig
 
     def load_from_json(self, data: dict[str, Any], data_folder: str | None = None) -> Any:
-        """Return a row of a source as it is read. Override it to return another row, several ([…]), or None."""
+        """Return the row unchanged. Override to return another row, several rows ([…]), or None."""
         return data
 
     def load_from_hf(self, data: dict[str, Any]) -> Any:
-        """Return a row as load_from_json does, of dataset_format hf_dataset."""
+        """Return the row unchanged, like load_from_json, for dataset_format hf_dataset."""
         return data
 
     @property
     def row_loader(self) -> RowLoader | None:
-        """The method that a subclass overrides for the rows of its format; None to read rows unchanged."""
+        """The overridden method for rows of the format; None to read rows unchanged."""
         name = "load_from_hf" if self.config.dataset_format == "hf_dataset" else "load_from_json"
         if getattr(type(self), name) is getattr(OwnRows, name):
             return None

@@ -133,7 +133,7 @@ class EngineDatasetConfig(shards.DatasetConfig):
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the longest sample that is not left out; None without a limit."""
+        """Maximum tokens of a sample; None without a limit."""
         return None if self.filter_overlong is False else self.max_length
 
     @property
@@ -149,13 +149,13 @@ DatasetConfig = EngineDatasetConfig  # LMMS Engine's name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchedDatasetConfig(EngineDatasetConfig):
-    """The dataset_config of a launch file: media of rows are in the bucket, as in LMMS Engine."""
+    """The dataset_config of a launch file: the bucket has the media of rows, like in LMMS Engine."""
 
     HAS_MEDIA_IN_BUCKET: ClassVar[bool] = True
 
 
 def with_media_keys(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a processor_config with the keys of media in extra_kwargs; LMMS Engine's examples have some beside it."""
+    """Return a processor_config with the keys of media in extra_kwargs; LMMS Engine's examples have some outside."""
     media = {name: value for name, value in (said or {}).items() if name in OMNI_KEYS and value is not None}
     if said is None or not media:
         return None if said is None else dict(said)

@@ -314,7 +314,7 @@ def prepared(
 
 
 def loaded_rows(row: Row, loader: RowLoader | None, folder: str | None) -> list[dict[str, Any]]:
-    """Return the rows that a user's dataset makes of a row; DataError for an unreadable row and for its errors."""
+    """Return the rows of a user's dataset for a row; DataError for an unreadable row and for errors of the dataset."""
     if row.values is None:
         raise DataError(row.error)
     return [row.values] if loader is None else loader.rows(row.values, folder)

@@ -146,7 +146,7 @@ def _launch_files() -> Iterator[str]:
         "lmms-stream train examples/lmms_engine_vision.yaml --nproc 2",
         "```",
         "",
-        "`trainer_args` are those of [transformers](arguments.md), and these. Keys and values outside of the tables are",
+        "`trainer_args` has the arguments of [transformers](arguments.md), too. Keys and values outside of the tables are",
         "refused by name.",
     )
     sections = imported("doors.lmms_engine.launch.file:KEYS")

@@ -29,7 +29,7 @@ class RolloutFnEvalOutput:
 def call_rollout_fn(
     fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Call a rollout function, then --rollout-sample-filter-path of its first argument on the groups to train on.
+    """Call a rollout function, then the function of --rollout-sample-filter-path with the groups to train on.
 
     Wrap the bare groups or results of an older function.
     """
