@@ -11,10 +11,28 @@ from contextlib import suppress
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
 
 from .errors import ConfigError
+
+
+class NamedLikeTheirs:
+    """Class with the name and members of another project's class.
+
+    NOT_CALLED: member of their class that nothing here calls -> remedy. A subclass with such a member is an error.
+    """
+
+    NOT_CALLED: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        ours = next(each for each in cls.__mro__ if each.__module__.startswith("lmms_stream."))
+        for name, remedy in cls.NOT_CALLED.items() if ours is not cls else ():
+            own, known = (inspect.getattr_static(each, name, None) for each in (cls, ours))
+            if own is not known:
+                raise ConfigError(f"{cls.__name__} overrides {name}, which nothing here calls: {remedy}")
+
 
 _PLAIN = {"int", "float", "bool", "str", "None"}  # types of fields that are checked; others have checks of their own
 _CALLED = {"int": "a whole number", "float": "a number", "bool": "True or False"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import import_module
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 from .checks import check_fields
 from .errors import ConfigError, DataError
@@ -254,6 +254,17 @@ class TokenRows(NamedTuple):
     position_ids: NDArray[np.int64]
 
 
+class SeveralSamples:
+    """Attention mask of a batch of several samples, for mappings: any use raises ConfigError."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigError(
+            "the batch has several samples, and model(**batch) would mix them: call model(**batch.for_model(model))"
+        )
+
+
 @dataclass(kw_only=True, slots=True)  # not frozen: that takes eight times as long to make
 class Batch:
     """One pack as one sequence, ready for a model.
@@ -277,6 +288,9 @@ class Batch:
     repeats: times that each of sample_ids came earlier in its epoch, for random draws; empty for zeros.
     holds_one: whether every batch of the loader, on all ranks, is one segment, by the settings; None without a loader.
 
+    A batch can be read like a mapping: batch["input_ids"], labels, position_ids, each of inputs and token_inputs, and
+    for several samples an attention_mask whose use raises ConfigError: model(**batch) takes a single sample.
+
     Batches of tokenized samples share memory with other batches of their step: clone a tensor before saving the tensor.
     """
 
@@ -297,6 +311,29 @@ class Batch:
     left_out: Sequence[LeftOutSample] = ()
     repeats: Sequence[int] = ()
     holds_one: bool | None = None
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        tokens = {"input_ids": self.input_ids, "labels": self.labels, "position_ids": self.position_ids}
+        mask = {"attention_mask": SeveralSamples()} if len(self.cu_seqlens) > 2 else {}
+        return {**tokens, **self.inputs, **self.token_inputs, **mask}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._named[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def keys(self) -> KeysView[str]:
+        """Names of the values."""
+        return self._named.keys()
+
+    def values(self) -> ValuesView[Any]:
+        return self._named.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Names and values."""
+        return self._named.items()
 
     @property
     def num_segments(self) -> int:

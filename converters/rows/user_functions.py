@@ -19,6 +19,7 @@ from .options import SchemaOptions
 
 NamedOrFunction = str | Callable[[dict[str, Any]], Any]
 _EXCERPT = 80  # characters of a wrong value
+OF_OBJECTS: dict[str, tuple[Callable[..., Any], str]] = {}  # name -> method of an object of this process, and its code
 _in_use: dict[UserFunction, tuple[Callable[..., Any], str]] = {}  # functions loaded by this process, and their code
 
 
@@ -30,10 +31,12 @@ class UserFunction:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.option} {self.name}"
+        return self.name if self.name in OF_OBJECTS else f"{self.option} {self.name}"
 
     def load(self) -> tuple[Callable[[dict[str, Any]], Any], str]:
         """Return the function, and the hash of its current code; ConfigError if this process has loaded older code."""
+        if self.name in OF_OBJECTS:
+            return OF_OBJECTS[self.name]
         module, function = own_code(self.name, setting=self.option, what="function")
         code = source_hash(module, function, asked=str(self))
         before = _in_use.setdefault(self, (function, code))
@@ -66,12 +69,14 @@ class RowFunctions:
 
         A generator gives several rows.
         """
-        if self.map is None:
-            return [values]
-        made = _called(self.map, _loaded(self.map, self.map_code), values)
-        if type(made) is not dict:
-            return _checked_rows(self.map, made)
-        return [made] if all(type(name) is str for name in made) else _checked_rows(self.map, made)
+        return [values] if self.map is None else rows_of(self.map, _loaded(self.map, self.map_code), values)
+
+
+def rows_of(asked: UserFunction, function: Callable[..., Any], values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a function's rows for a row; DataError for errors of the function and for other results."""
+    made = _called(asked, function, values)
+    is_row = type(made) is dict and all(type(name) is str for name in made)
+    return [made] if is_row else _checked_rows(asked, made)
 
 
 def with_functions(

@@ -14,13 +14,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..checks import check_arguments
+from ..checks import NamedLikeTheirs, check_arguments
 from ..errors import ConfigError, CursorError
 from ..plan.mosaic_order import ALGORITHMS, BATCHING_METHODS, PARTITIONS, Readers, check_position, sampled
 from ..plan.order import OrderConfig
@@ -51,7 +51,10 @@ _SAVED = ("shuffle", "shuffle_algo", "batching_method", "sampling_method", "samp
 _FEW_SHARDS = 4  # of the largest size: MosaicML's class refuses a smaller cache_limit
 
 
-class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
+_STREAMS, _ITEMS = "override the methods of a Stream that fetch", "override __getitem__ or get_item"
+
+
+class StreamingDataset(NamedLikeTheirs, OfPackage, StoredSamples, IterableDataset[Any]):
     """MosaicML Streaming's StreamingDataset: its keywords, defaults, samples, order, lengths and checkpoints.
 
     See MosaicML's documentation, and docs/mosaicml.md for differences. shuffle_algo: also "blocks", our own order,
@@ -59,6 +62,12 @@ class StreamingDataset(OfPackage, StoredSamples, IterableDataset[Any]):
     Raises ConfigError, CursorError, StorageError, ShardError.
     """
 
+    NOT_CALLED: ClassVar = {
+        **dict.fromkeys(("prepare_shard", "evict_shard", "evict_coldest_shard", "_evict_shard"), _STREAMS),
+        **dict.fromkeys(("_evict_coldest_shard", "_prepare_thread", "_ready_thread", "on_exception"), _STREAMS),
+        **dict.fromkeys(("_each_sample_id", "_get_work", "_share_work", "_attach_work", "resample_streams"), _ITEMS),
+        **dict.fromkeys(("_resume_incr_epoch", "_set_shuffle_block_size"), "set next_epoch, or shuffle_block_size"),
+    }
     Stream: Callable[..., StreamBase] = Stream  # class of the stream made from remote and local
 
     def __init__(

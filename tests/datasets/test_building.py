@@ -103,7 +103,12 @@ def test_shards_lie_in_the_store_that_is_named(
 ) -> None:
     bucket = s3.removeprefix("s3://")
     stored = {**config, "object_storage": "s3", "bucket_name": bucket, "cache_dir": None}
-    assert MultiModalDataset(stored).build().core.url.startswith(f"{s3}/lmms_stream/")
+    with pytest.raises(
+        ConfigError, match=f"none is written into bucket_name '{bucket}'.* data_folder: {s3} in .*cache"
+    ):
+        MultiModalDataset(stored).build()
+    built = MultiModalDataset({**config, "cache_dir": f"{s3}/lmms_stream"}).build()
+    assert MultiModalDataset(stored).build().core.url == built.core.url
     here = DatasetConfig(**config)
     assert cache_of(here) == config["cache_dir"]
     assert cache_of(DatasetConfig(**{**stored, "object_storage": "gcs"})) == f"gs://{bucket}/lmms_stream"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pyarrow.parquet
 import pytest
 import torch
 from lmms_stream.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.doors.huggingface.data import open_config
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
 from lmms_stream.doors.lmms_engine import mapping_func
 from lmms_stream.doors.lmms_engine.datasets.collator import VisionCollator
+from lmms_stream.doors.lmms_engine.datasets.moot import NOT_CALLED
 from lmms_stream.doors.lmms_engine.datasets.naive import BaseDataset
 from lmms_stream.doors.lmms_engine.datasets.names import OWN_PROCESSORS, OWN_TYPES
 from lmms_stream.doors.lmms_engine.datasets.processor import (
@@ -32,6 +35,7 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
 from lmms_stream.train.run.settings import TrainConfig
+from lmms_stream.types import World
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, LlamaConfig
 
@@ -146,14 +150,63 @@ def test_what_is_registered_twice_or_cannot_be_read_is_refused(tokenizer: Path, 
             register(name)(BaseDataset)
     with pytest.raises(ConfigError, match="dict is not a dataset of packs: inherit from BaseDataset or a class"):
         mapping_func.register_dataset("x")(dict)
-    rows_of_its_own = type("Own", (BaseDataset,), {"load_from_json": lambda *_: None})
-    with pytest.raises(ConfigError, match="Own has load_from_json, which nothing calls here: name `map: module"):
-        mapping_func.register_dataset("x")(rows_of_its_own)
+    for base in (BaseDataset, MultiModalIterableDataset):
+        for name, remedy in NOT_CALLED.items():
+            with pytest.raises(
+                ConfigError, match=re.escape(f"Own overrides {name}, which nothing here calls: {remedy}")
+            ):
+                type("Own", (base,), {name: lambda *_: None})
+        type("Own", (base,), {"load_rows": lambda *_: None, "get_collator": lambda *_: None})
     mapping_func.register_processor("none")(type("Bare", (), {"__init__": lambda *_: None}))
     with pytest.raises(ConfigError, match=r"Bare has no process: write process\(images, hf_messages\)"):
         _ = MultiModalDataset(
             config | {"processor_config": {"processor_name": "x", "processor_type": "none"}}
         ).processor
+
+
+class Clean(MultiModalDataset):
+    """Rows changed by a dataset: another answer, and without the question of a number."""
+
+    def load_from_json(self, data: dict[str, Any], data_folder: str | None = None) -> Any:
+        question, answer = data["messages"]
+        if "3" in str(question):
+            return None
+        answer["content"] = [{"type": "text", "text": f"{Path(str(data_folder)).name}, {self.config.packing_length}."}]
+        return MultiModalDataset.load_from_json(self, data, data_folder)
+
+
+class CleanStream(MultiModalIterableDataset):
+    load_from_json = Clean.load_from_json
+
+
+class Tensors(MultiModalDataset):
+    def load_from_hf(self, data: dict[str, Any]) -> Any:
+        return {"input_ids": torch.ones(3), "labels": torch.ones(3)}
+
+
+def test_the_overridden_load_from_json_is_called_at_every_entrance(tokenizer: Path, tmp_path: Path) -> None:
+    config = text_config(write_jsonl(tmp_path / "chats.jsonl", 12), tokenizer, tmp_path / "cache")
+    entry = {"path": config.pop("dataset_path"), "data_folder": f"{tmp_path}/photos"}
+    config |= {"datasets": [entry], "dataset_format": "yaml"}
+    decode = AutoTokenizer.from_pretrained(tokenizer).decode
+    packs: Any
+    for packs in (Clean(config).build(), CleanStream(config | {"cache_dir": None})):
+        text = "".join(decode(pack.input_ids[0]) for pack in packs)
+        assert (text.count(f"photos, {config['packing_length']}."), text.count("It is a number")) == (11, 0)
+    mapping_func.register_dataset("clean")(Clean)
+    registered: Any = open_config(DatasetConfig(**config | {"dataset_type": "clean"}), World())
+    assert registered.num_samples == 11
+    assert MultiModalDataset(config).build().core.num_samples == 12
+    loader = Tensors(config | {"dataset_format": "hf_dataset"}).row_loader
+    assert loader is not None
+    with pytest.raises(
+        DataError, match=r"load_from_hf returned input_ids, labels, expected a row: end it with `return"
+    ):
+        loader.rows({"messages": []}, None)
+    with pytest.raises(ConfigError, match=r"and load_from_json of .*Clean both change its rows: leave one of them out"):
+        Clean(config | {"datasets": [entry | {"map": "a:b"}]}).build()
+    with pytest.raises(ConfigError, match=r"are shards, whose samples load_from_json of .*CleanStream cannot change"):
+        CleanStream(text_config(tmp_path, tokenizer, tmp_path) | {"dataset_format": "mds"})
 
 
 def test_models_are_chosen_as_theirs_are(tmp_path: Path) -> None:

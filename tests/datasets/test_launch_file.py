@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import yaml
 from lmms_stream.config import load_mapping
 from lmms_stream.doors.huggingface.arguments import train_config
 from lmms_stream.doors.lmms_engine.datasets import MultiModalDataset
+from lmms_stream.doors.lmms_engine.datasets.moot import moot_fields
+from lmms_stream.doors.lmms_engine.datasets.names import processor_config_of
+from lmms_stream.doors.lmms_engine.datasets.source_files import sources_of
 from lmms_stream.doors.lmms_engine.launch.cli import arguments_of, create_train_task
 from lmms_stream.doors.lmms_engine.launch.file import TRAINER_ARGS, launch_of
-from lmms_stream.doors.lmms_engine.launch.run import planned_launch, read_launch
+from lmms_stream.doors.lmms_engine.launch.run import launched_trainer, planned_launch, read_launch
 from lmms_stream.doors.lmms_engine.train import TrainingArguments
 from lmms_stream.errors import ConfigError, LmmsStreamError
 from lmms_stream.tools.demo.vision import model_fields, save_processor, write_charts
@@ -144,7 +148,9 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ("model_config", {"monkey_patch_kwargs": {"patch_types": ["liger"]}}, "did you mean 'patch_type'"),
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["ligre"]}}, "did you mean 'liger'"),
         ("model_config", {"monkey_patch_kwargs": {"patch_type": ["nsa"]}}, "nsa True: sparse attention is not here"),
-        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["vit_frame_parallel"]}}, "not dealt over ranks"),
+        ("trainer_args", {"deepspeed": "ds.json"}, "deepspeed is ds.json, which .*: leave deepspeed out"),
+        ("trainer_args", {"fp16": True}, "trainer_args: fp16 is True, which is not supported: .*: set bf16"),
+        ("trainer_args", {"dataloader_drop_last": True}, "dataloader_drop_last is True, .* so no sample is lost"),
         (
             "model_config",
             {"monkey_patch_kwargs": {"patch_type": ["liger"], "swiglu": False, "rope": True}},
@@ -179,7 +185,6 @@ def test_what_a_launch_file_says_is_kept(data: dict[str, Any]) -> None:
         ("dataset_config", {"packing_size": 3}, "unknown key 'packing_size': look for its name in docs/settings.md"),
         ("model_config", {"load_from_pretrained_path": "x"}, "exactly one of load_from_pretrained_path and load_from"),
         ("model_config", {"load_from_confg": {}}, "did you mean 'load_from_config'"),
-        ("model_config", {"model_general_type": "causal_lm"}, "model_config has no 'model_general_type'"),
         ("model_config", {"extra_kwargs": {"torch_dtyp": "x"}}, "did you mean 'torch_dtype'"),
         ("trainer_args", {"learning_rat": 1}, "trainer_args has no 'learning_rat': did you mean 'learning_rate'"),
         ("trainer_args", {"eval_strategy": "sometimes"}, "trainer_args: .*sometimes"),
@@ -192,6 +197,39 @@ def test_what_cannot_be_kept_is_refused(
     changed = data | change if not section else data | {section: data[section] | change}
     with pytest.raises(ConfigError, match=message):
         read_launch(changed, source="launch.yaml")
+
+
+def test_keys_of_their_examples_are_kept_or_told(data: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    args = data["trainer_args"] | {"dataloader_drop_last": True, "per_device_train_batch_size": 2}
+    rows = data["dataset_config"] | {
+        "dataset_type": "vision_iterable", "packing_strategy": None, "object_storage": "gcs", "bucket_name": "b",
+        "datasets": [{"path": "a.jsonl", "data_folder": "photos/"}, {"path": "b.jsonl"}], "dataset_path": None,
+        "dataset_format": "yaml",
+        "processor_config": {"processor_name": "x", "processor_type": "qwen2_5_vl", "image_max_pixels": 602112,
+                             "video_min_pixels": 28800, "extra_kwargs": {"image_min_pixels": 28800}},
+    }  # fmt: skip
+    model = data["model_config"] | {
+        "model_general_type": "image_text_to_text", "monkey_patch_kwargs": {"patch_type": ["vit_frame_parallel"]},
+    }  # fmt: skip
+    said = data | {"trainer_args": args, "dataset_config": rows, "model_config": model}
+    launch, arguments = read_launch(said, source="f")
+    for name in ("dataloader_drop_last (steps of streamed", "vit_frame_parallel (packs are dealt"):
+        assert name in caplog.text
+    assert not arguments.dataloader_drop_last
+    assert launch.dataset.packing_strategy == "first_fit"
+    assert [each.data_folder for each in sources_of(launch.dataset)] == ["gs://b/photos", "gs://b"]
+    assert not {"object_storage", "bucket_name"} & moot_fields(launch.dataset, streams=True).keys()
+    media = processor_config_of(launch.dataset)
+    assert (media.image_max_pixels, media.image_min_pixels, media.video_min_pixels) == (602112, 28800, 28800)
+    with pytest.raises(ConfigError, match=r"loaded by AutoModelForCausalLM, by its config, not by .*: leave it out"):
+        launched_trainer(launch, arguments)
+    with pytest.raises(ConfigError, match="model_general_type has no 'masked_lm': choose one of causal_lm, image_t"):
+        launched_trainer(replace(launch, general_type="masked_lm"), arguments)
+    with pytest.raises(ConfigError, match=r"model_type 'gated_deltanet' is unknown to the .* a script that imports"):
+        ModelConfig(config={"model_type": "gated_deltanet"}).build()
+    twice = {**rows["processor_config"], "image_min_pixels": 4}
+    with pytest.raises(ConfigError, match="has image_min_pixels 4 and, in extra_kwargs, 28800: leave one of them out"):
+        launch_of(said | {"dataset_config": rows | {"processor_config": twice}}, source="f")
 
 
 MISTAKES: list[tuple[str, Any, str]] = [  # where, what, the error
@@ -256,7 +294,15 @@ def test_a_launch_file_of_the_sit_trainer_is_of_diffusers_model(data: dict[str, 
     launch = launch_of(said | {"model_config": {"load_from_config": {"model_type": "sit", "config": dit}}}, source="f")
     assert launch.model.config == dit
     assert launch.dataset.dataset_type == "sit"
-    theirs = {"model_type": "sit", "depth": 3, "hidden_size": 64, "num_heads": 4, "vae_path": "x", "num_classes": 9}
+    theirs = {
+        "model_type": "sit",
+        "cfg_scale": 4.0,
+        "depth": 3,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "vae_path": "x",
+        "num_classes": 9,
+    }
     launch = launch_of(said | {"model_config": {"load_from_config": theirs}}, source="f")
     assert launch.model.config == {
         "_class_name": "DiTTransformer2DModel", "sample_size": 32, "patch_size": 2, "in_channels": 4,

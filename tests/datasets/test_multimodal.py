@@ -145,7 +145,8 @@ def test_samples_that_are_too_long_are_left_out_and_counted(
     assert short.core.num_samples == int((lengths <= limit).sum())
     assert f"{int((lengths > limit).sum())} were longer than max_length" in caplog.text
     kept = MultiModalDataset(config | {"max_length": limit, "filter_overlong": False, "packing": True}).build()
-    assert kept.core.num_samples == short.core.num_samples
+    assert kept.core.num_samples == whole.core.num_samples
+    assert "max_length (filter_overlong: false keeps all samples)" in caplog.text
     dropped = MultiModalDataset(config | {"packing_length": limit})
     assert sum(len(ids(dropped[number])) for number in range(len(dropped))) == int((lengths <= limit).sum())
 

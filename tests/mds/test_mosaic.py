@@ -545,6 +545,16 @@ class Derived(mosaic.StreamingDataset):
     pass
 
 
+@pytest.mark.parametrize("base", [mosaic.StreamingDataset, lmms_stream.PackedStreamingDataset])
+def test_overridden_methods_that_nothing_calls_are_refused(base: type[mosaic.StreamingDataset]) -> None:
+    theirs = {name for name in vars(streaming.StreamingDataset) if not name.startswith("__")}
+    assert {*base.NOT_CALLED} <= theirs
+    for name, remedy in base.NOT_CALLED.items():
+        with pytest.raises(ConfigError, match=f"Own overrides {name}, which nothing here calls: {remedy}"):
+            type("Own", (base,), {name: lambda *_: None})
+    type("Own", (base,), {"get_item": lambda *_: None, "own_helper": lambda *_: None})
+
+
 def test_a_tilde_is_the_home_of_the_user(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

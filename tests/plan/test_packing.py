@@ -453,14 +453,14 @@ def test_window_n_fills_packs_at_least_as_full_as_a_sliding_window_of_n_samples(
 
 
 @in_long_rounds
-def test_window_n_takes_at_most_one_percent_more_packs_than_a_sliding_window_for_any_four_sizes() -> None:
+def test_window_n_takes_fewer_packs_of_few_sizes_than_a_sliding_window_and_at_most_four_percent_more() -> None:
     draws, found, expected = np.random.default_rng(0), 0, 0
     for limit in (2048, 4096, 8192) * 8:
-        lengths = draws.choice(draws.integers(64, limit // 2, 4), 1500)
+        lengths = draws.choice(draws.integers(64, limit * 2 // 3, 4), 1500, p=draws.dirichlet(np.ones(4)))
         for size in (10, 30, 100, 1000):
             config = PackingConfig(packing_length=limit, strategy=f"window_{size}")
             packs, sliding = len(pack(lengths, config=config)), sliding_window(lengths, limit, size)
-            assert packs <= 1.01 * sliding, (limit, size, np.unique(lengths))
+            assert packs <= 1.04 * sliding, (limit, size, np.unique(lengths))
             found, expected = found + packs, expected + sliding
     assert found < expected
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lmms_stream.checks import NamedLikeTheirs
 from lmms_stream.doors.relax.engine.rollout import data_source
 from lmms_stream.doors.relax.engine.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from lmms_stream.doors.relax.utils.data.data import BaseDataset, Dataset
@@ -287,6 +288,21 @@ def test_a_sample_has_relaxs_fields_and_takes_what_the_engine_tells() -> None:
     assert not hasattr(made, "never_was")
 
 
+@pytest.mark.parametrize("base", [Dataset, StreamingDataset, data_source.RolloutDataSourceWithBuffer])
+def test_overridden_methods_that_nothing_calls_are_refused(base: type[NamedLikeTheirs]) -> None:
+    assert base.NOT_CALLED
+    for name, remedy in base.NOT_CALLED.items():
+        with pytest.raises(ConfigError, match=f"Own overrides {name}, which nothing here calls: {remedy}"):
+            type("Own", (base,), {name: lambda *_: None})
+    type("Own", (base,), {"own_helper": lambda *_: None, "shuffle": lambda *_: None})
+
+
+def drop_all(args: Any, groups: list[list[Sample]]) -> None:
+    for group in groups:
+        for sample in group:
+            sample.remove_sample = True
+
+
 class MySource(data_source.RolloutDataSourceWithBuffer):
     pass
 
@@ -310,3 +326,7 @@ def test_data_sources_and_what_rollout_functions_give(tmp_path: Path) -> None:
     assert given == RolloutFnTrainOutput(groups)
     assert call_rollout_fn(lambda evaluation: {"a": {}}, evaluation=True) == RolloutFnEvalOutput({"a": {}})
     assert call_rollout_fn(lambda evaluation: given, evaluation=False) is given
+    args.rollout_sample_filter_path = f"{__name__}.drop_all"
+    made = call_rollout_fn(lambda args, evaluation: groups, args=args, evaluation=False)
+    assert isinstance(made, RolloutFnTrainOutput)
+    assert all(sample.remove_sample for group in made.samples for sample in group)

@@ -119,6 +119,16 @@ def test_groups_that_a_filter_drops_are_not_part_of_a_rollout_and_do_not_come_ba
     assert (manager.num_filtered, source.get_buffer_length(), source.get_num_in_flight()) == (4, 0, 0)
 
 
+def without_first(args: Any, groups: list[list[Sample]]) -> None:
+    groups[0][0].remove_sample = True
+
+
+def test_a_filter_leaves_samples_of_a_rollout_out_of_the_loss(rows: Path) -> None:
+    args = options(rows, rollout_sample_filter_path=f"{__name__}.without_first")
+    groups = RolloutManager(args, RolloutDataSourceWithBuffer(args), at_once, length).generate()
+    assert [group[0].remove_sample for group in groups] == [True, False, False, False]
+
+
 def test_long_prompts_come_first_among_those_that_are_asked_for_together(rows: Path) -> None:
     source = RolloutDataSourceWithBuffer(options(rows, sort_prompts_by_length=True))
     groups = source.get_samples(9)
@@ -161,6 +171,8 @@ def test_what_cannot_go_on_is_an_error_after_which_all_groups_are_there(rows: Pa
         RolloutManager(args, RolloutDataSource(args), at_once, length)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--partial-rollout-max-aborted-count \(.*\): not supported"):
         RolloutManager(options(rows, partial_rollout_max_aborted_count=2), source, at_once, length)
+    with pytest.raises(ConfigError, match=r"--rollout-all-samples-process-path \(.*\): not supported"):
+        RolloutManager(options(rows, rollout_all_samples_process_path="a.b"), source, at_once, length)
     with pytest.raises(ConfigError, match=r"--eval-config \(eval_config\): not supported"):
         RolloutManager(options(rows, eval_config="eval.yaml"), source, at_once, length).eval()
 

@@ -53,6 +53,19 @@ def test_a_pack_gives_the_logits_of_its_samples_alone(model_type: str, fields: d
     assert (mixed - alone).abs().max() > 1e-3 * alone.std()  # what it is for
 
 
+def test_a_batch_is_read_as_a_mapping_and_mixes_no_samples_in_a_model() -> None:
+    model, several, one = made("llama"), pack(5, 6), pack(9)
+    assert [*several] == [*several.keys()] == ["input_ids", "labels", "position_ids", "attention_mask"]
+    assert several["input_ids"] is several.input_ids
+    assert "labels" in several
+    with pytest.raises(ConfigError, match=r"has several samples, .* would mix them: call model\(\*\*batch.for_model"):
+        model(**several)
+    given = {name: value.to("cpu") for name, value in one.items()}
+    expected = model(**one.for_model(model)).logits
+    torch.testing.assert_close(model(**given).logits, expected)
+    torch.testing.assert_close(model(**one).logits, expected)
+
+
 def test_the_proof_leaves_modes_gradients_and_random_numbers_as_they_were() -> None:
     model = made("llama").train()
     model.model.layers[0].eval()

@@ -11,8 +11,8 @@ import lmms_stream.doors.trl as door
 import pytest
 import torch
 import trl
-from lmms_stream.doors.huggingface.trainer import _REFUSED
-from lmms_stream.doors.trl import DPOTrainer, SFTTrainer
+from lmms_stream.doors.huggingface.trainer import _REFUSED, check_overrides
+from lmms_stream.doors.trl import DPOTrainer, KTOTrainer, SFTTrainer
 from lmms_stream.errors import CheckpointError, ConfigError
 from lmms_stream.train.report.train_log import read_log
 from transformers import BitsAndBytesConfig, Mxfp4Config, Trainer
@@ -70,6 +70,14 @@ def test_an_override_that_would_not_be_called_is_refused(name: str) -> None:
     message, method = OVERRIDES[name]
     with pytest.raises(ConfigError, match=rf"Mine.*{name}.*{message}"):
         type("Mine", (SFTTrainer,), {name: method, "__module__": __name__})()
+
+
+def test_an_override_of_a_trainer_of_answers_is_refused_too() -> None:
+    for base, name in ((DPOTrainer, "_precompute_ref_logps"), (KTOTrainer, "_compute_kl_logps"),
+                       (DPOTrainer, "compute_ref_log_probs")):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"Mine overrides {name}, which this trainer does not call"):
+            check_overrides(type("Mine", (base,), {name: lambda self, *given: None, "__module__": __name__}))
+    check_overrides(type("Mine", (DPOTrainer,), {"own_helper": lambda self: None, "__module__": __name__}))
 
 
 def test_an_override_of_save_model_is_told_that_checkpoints_do_not_call_it(

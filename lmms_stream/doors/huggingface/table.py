@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...checks import of_type, whole_number
@@ -51,17 +52,54 @@ def check(arguments: TrainingArguments, *, tells: bool = True) -> None:
 
     With `tells`, log one warning of all set moot fields.
     """
-    passed_over = []
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        row = row_of(field.name, type(arguments)) or _unknown(field.name, type(arguments))
-        if row.fate == "honoured" or not row.is_given(value, field):
-            continue
-        if row.fate == "refused":
-            raise ConfigError(f"args.{field.name} is {_shown(value)}, which is not supported: {row.text}")
-        passed_over.append(f"{field.name} ({row.text})")
+    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
+    check_refused(values, type(arguments), source="args.")
+    passed_over = [f"{name} ({row.text})" for name, _, row in _given(values, type(arguments), "moot")]
     if passed_over and tells:
         logger.warning("arguments that are set and cannot matter here: %s", "; ".join(passed_over))
+
+
+def check_refused(values: Mapping[str, Any], kind: type[TrainingArguments], *, source: str) -> None:
+    """Raise ConfigError for a refused or unknown field whose value differs from the default.
+
+    kind: class of the arguments. Call also before the construction: transformers itself may refuse a value.
+    """
+    for name, value, row in _given(values, kind, "refused"):
+        raise ConfigError(f"{source}{name} is {_shown(value)}, which is not supported: {row.text}")
+
+
+def _given(values: Mapping[str, Any], kind: type[TrainingArguments], fate: str) -> Iterator[tuple[str, Any, FieldRule]]:
+    """Yield the fields with this fate whose values differ from the default."""
+    for field in dataclasses.fields(kind):
+        row = row_of(field.name, kind) or _unknown(field.name, kind)
+        if row.fate == fate and field.name in values and row.is_given(values[field.name], field):
+            yield field.name, values[field.name], row
+
+
+def check_texts(arguments: Mapping[str, Any], *, source: str) -> None:
+    """Raise ConfigError for arguments of transformers with a numeric default and a non-numeric text."""
+    from transformers import TrainingArguments
+
+    for each in dataclasses.fields(TrainingArguments):
+        said = arguments.get(each.name)
+        if type(each.default) in (int, float) and isinstance(said, str):
+            try:
+                float(said)
+            except ValueError:
+                raise ConfigError(f"{source}: {each.name} must be a number, got {said!r}: write digits") from None
+
+
+def is_of_before(name: str, value: Any, source: str) -> bool:
+    """Whether the installed transformers no longer has an argument; ConfigError if the value matters."""
+    row = row_of(name)
+    if row is None:
+        return False
+    says_more = (
+        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
+    )
+    if row.fate == "refused" and says_more:
+        raise ConfigError(f"{source}: {name} is {value!r}, which is not supported: {row.text}")
+    return True
 
 
 def markdown() -> str:

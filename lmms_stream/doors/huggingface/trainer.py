@@ -57,6 +57,7 @@ _REFUSED = {
 
 _NOT_CALLED = {
     **_REFUSED,
+    "compute_ref_log_probs": "the task computes its reference: set precompute_ref_log_probs",
     "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
     "get_eval_dataloader": "give another eval_dataset or data_collator",
     "get_test_dataloader": "give predict another dataset",
@@ -82,7 +83,8 @@ def check_overrides(kind: type) -> None:
     from transformers import Trainer
 
     trl = sys.modules.get("trl")
-    theirs = [Trainer, *(each for each in (getattr(trl, "SFTTrainer", None),) if each is not None)]
+    names = {"SFTTrainer", *({"DPOTrainer", "KTOTrainer"} & {each.__name__ for each in kind.__mro__})}
+    theirs = [Trainer, *(getattr(trl, name, None) for name in sorted(names))]
     for name, value in changed.items():
         remedy = _NOT_CALLED.get(name)
         if remedy is None and name.startswith("_") and any(callable(getattr(each, name, None)) for each in theirs):

@@ -38,7 +38,6 @@ AUTO_REGISTER_MODEL_MAPPING: dict[str, Any] = {
     "image_text_to_text": transformers.AutoModelForImageTextToText,
     "general": transformers.AutoModel,
 }
-_OF_ROWS = ("load_from_json", "load_from_hf", "_build_from_config")
 _MEMBERS = ("columns", "schema", "description", "measure", "process")
 
 
@@ -46,7 +45,7 @@ def register_dataset(dataset_type: str) -> Callable[[C], C]:
     """Return a decorator: configs with this dataset_type use the class, a subclass of our datasets.
 
     Its row_kind is "text" or "image"; without row_kind, rows are rows of `vision`. ConfigError for an existing type,
-    for a class that is not a subclass of ours, and for a class that reads rows itself.
+    and for a class not derived from ours.
     """
 
     def add(made_by: C) -> C:
@@ -55,11 +54,6 @@ def register_dataset(dataset_type: str) -> Callable[[C], C]:
             raise ConfigError(
                 f"{made_by.__name__} is not a dataset of packs: inherit from BaseDataset or a class of lmms_stream "
                 "derived from it"
-            )
-        if own := [name for name in _OF_ROWS if hasattr(made_by, name)]:
-            raise ConfigError(
-                f"{made_by.__name__} has {', '.join(own)}, which nothing calls here: name `map: module:function` in "
-                "the source's entry of a list, or register a processor"
             )
         is_iterable = issubclass(made_by, MultiModalIterableDataset)
         kind: Any = getattr(made_by, "row_kind", "messages")

@@ -10,6 +10,7 @@ import transformers
 
 from ...errors import ConfigError
 from ..huggingface.arguments import LAUNCHED
+from ..huggingface.table import check_refused
 from ..huggingface.trainer import FSDP2SFTTrainer
 from .launch.file import TRAINER_ARGS, trainer_values
 from .launch.run import LaunchedTrainer, launched_trainer, read_launch
@@ -57,6 +58,7 @@ class TrainingArguments(transformers.TrainingArguments):
         said = {name: getattr(self, name) for name in TRAINER_ARGS} | {"fsdp_config": fsdp}
         # dtypes have defaults without effect, and remove_unused_columns belongs to transformers
         said |= dict.fromkeys(("reduce_dtype", "output_dtype", "remove_unused_columns"))
+        check_refused(vars(self), type(self), source="args.")  # before transformers reads the values
         super().__post_init__()
         setattr(self, LAUNCHED, trainer_values(said, source="TrainingArguments"))
 

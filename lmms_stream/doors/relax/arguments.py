@@ -42,6 +42,7 @@ _VALUES: tuple[tuple[str, Any, Any, str], ...] = (
     ("--buffer-filter-path", str, None, "choose groups of the buffer by this function, as MODULE.NAME"),
     ("--data-source-path", str, "lmms_stream.rl.RolloutDataSourceWithBuffer", "take prompts from this class"),
     ("--dynamic-sampling-filter-path", str, None, "keep groups for which this function of (args, group) is true"),
+    ("--rollout-sample-filter-path", str, None, "leave samples out of the loss by this function of (args, groups)"),
     ("--image-max-token-num", int, None, "shrink images to so many tokens (default: images as they are)"),
     ("--image-min-token-num", int, None, "enlarge images to so many tokens"),
     ("--opd-teacher-prompt-key", str, None, "name the column of what a teacher is asked"),

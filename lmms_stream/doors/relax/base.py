@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_collator, whole_number
+from ...checks import NamedLikeTheirs, check_collator, whole_number
 from ...errors import ConfigError, CursorError, DataError, did_you_mean
 from .cursor import ORDERS, IndexManager, Order, Permutation
 from .prompts import OVERLONG, MultimodalConfig, Outcome, Prompts
@@ -26,7 +26,7 @@ MARK_EVERY = 256  # the position of each MARK_EVERY-th sample is kept
 OnError = Literal["error", "skip"]
 
 
-class BaseDataset(ABC):
+class BaseDataset(NamedLikeTheirs, ABC):
     """Samples of rows in the order of an epoch.
 
     path: .jsonl and .parquet files, folders, MDS datasets, in folders or stores, lists of them, each with @[START:STOP]
@@ -46,6 +46,11 @@ class BaseDataset(ABC):
     Rows keep their order until `shuffle` is called. Do not change samples: `copy` them first.
     Raises ConfigError, DataError, StorageError.
     """
+
+    NOT_CALLED: ClassVar = {
+        **dict.fromkeys(("_process_data", "_process_raw_data", "_prefetch_process_single"), "give custom_prompt_func"),
+        **dict.fromkeys(("_get_batch_prefetch", "_get_batch_no_prefetch"), "override get_batch"),
+    }
 
     def __init__(
         self,

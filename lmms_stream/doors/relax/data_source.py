@@ -7,11 +7,11 @@ import pickle
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ...checks import whole_number
+from ...checks import NamedLikeTheirs, whole_number
 from ...errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
 from ...extras import need
 from ...storage.storage import Storage, open_storage
@@ -29,7 +29,7 @@ _NAME = f"dataset/{_FILE}"
 _MAX_INDEX = 1 << 62
 
 
-class RolloutDataSource:
+class RolloutDataSource(NamedLikeTheirs):
     """Groups of n_samples_per_prompt copies of a prompt.
 
     args: the namespace of add_data_arguments, with hf_checkpoint (the tokenizer's folder or hub id), save and load
@@ -39,6 +39,7 @@ class RolloutDataSource:
     (--disable-rollout-global-dataset) samples are empty.
     """
 
+    NOT_CALLED: ClassVar = {"_get_samples_from_buffer": "give a function of --buffer-filter-path"}
     has_buffer = False  # whether groups can be put back
 
     def __init__(self, args: Any, *, dataset: BaseDataset | None = None):

@@ -23,6 +23,13 @@ def load_function(path: str) -> Any:
         raise ConfigError(f"{path} cannot be imported ({error}): name a function as MODULE.NAME") from error
 
 
+def filter_samples(args: Any, groups: Any) -> None:
+    """Call the function of --rollout-sample-filter-path; the function sets remove_sample of samples without a loss."""
+    path = setting(args, "rollout_sample_filter_path")
+    if path is not None:
+        load_function(path)(args, groups)
+
+
 def open_dataset(args: Any, **given: Any) -> BaseDataset:
     """Open the dataset named by args. given: settings that override args."""
     refuse_unheard(args)

@@ -10,7 +10,7 @@ from ...errors import ConfigError, DataError
 from .arguments import refuse_unheard, setting
 from .data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from .in_flight import Group
-from .opening import load_function, open_eval_datasets
+from .opening import filter_samples, load_function, open_eval_datasets
 from .sample import Sample
 
 Generate = Callable[[Any, list[Sample]], None]
@@ -55,7 +55,7 @@ class RolloutManager:
             if (number := setting(args, each)) is not None:
                 whole_number(each, number, least=1)
         self._batch_size: int = setting(args, "rollout_batch_size")
-        refuse_unheard(args, ["partial_rollout_max_aborted_count"])
+        refuse_unheard(args, ["partial_rollout_max_aborted_count", "rollout_all_samples_process_path"])
         path = setting(args, "dynamic_sampling_filter_path")
         self._keeps = None if path is None else load_function(path)
 
@@ -73,6 +73,7 @@ class RolloutManager:
             while len(done) < self._batch_size:
                 num_groups = setting(self.args, "over_sampling_batch_size") or self._batch_size
                 done += self._round(self.source.get_samples(num_groups, holder=self._name), rollout_id)
+            filter_samples(self.args, done[: self._batch_size])
         except BaseException:
             self.source.put_back(self._name)
             raise

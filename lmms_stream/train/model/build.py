@@ -274,6 +274,14 @@ class ModelConfig:
         built: PreTrainedModel = model
         return built
 
+    def check_auto_class(self, name: str) -> None:
+        """Raise ConfigError unless transformers' auto class of this name loads the model, or its family's own class."""
+        if self.class_path is None and diffusers_config(self.pretrained, self.config) is None:
+            own = self._family_class()
+            auto = None if own is not None else self._classes(self._config(own))[0]
+            if auto is not None and auto.__name__ != name:
+                raise ConfigError(f"the model is loaded by {auto.__name__}, by its config, not by {name}")
+
     def _classes(self, config: PretrainedConfig) -> tuple[Any, Any]:
         """Return transformers' auto class for a config, and the model's class; ConfigError for a model without text."""
         import transformers
@@ -315,6 +323,11 @@ class ModelConfig:
         if own is not None:
             of_family: PretrainedConfig = own.config_class(**fields)
             return of_family
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise ConfigError(
+                f"model_type {model_type!r} is unknown to the installed transformers: correct it, or start the run in "
+                "a script that imports its package before"
+            )
         made: PretrainedConfig = transformers.AutoConfig.for_model(model_type, **fields)
         return made
 

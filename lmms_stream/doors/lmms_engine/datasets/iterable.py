@@ -26,7 +26,7 @@ from ....processors.tokenizers import tokenize_in_one_thread
 from ....types import Batch, World
 from .epoch_turns import EpochTurns
 from .moot import check_packing_kwargs, strategy_of, tell
-from .naive import MemoryEstimate
+from .naive import MemoryEstimate, OwnRows
 from .names import (
     EngineDatasetConfig,
     check,
@@ -44,7 +44,7 @@ from .source_state import Counts, SourcesState, merged_states
 from .streaming_packs import PACKING_KEYS, StreamingPackConfig
 
 
-class MultiModalIterableDataset(IterableDataset[Batch]):
+class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
     """Packs of a DatasetConfig's sources, read in place unit by unit; nothing is converted or measured before.
 
     Rows belong to num_canonical_nodes lanes, each with its own packer. A reader (a worker of a rank) reads complete
@@ -79,6 +79,7 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
         check(config)
         self.config = config
         self.is_shards = is_shards(config)
+        _ = self.row_loader
         if config.packing_mode == "plan":
             raise ConfigError(
                 "packing_mode 'plan' makes packs of all lengths, and these are made while rows are read: leave it out, "
@@ -279,9 +280,10 @@ class MultiModalIterableDataset(IterableDataset[Batch]):
             packing=self.packing,
             rows=SchemaOptions(kind=dataset_type_of(config).row_kind),
             overlong=config.overlong,
-            max_length=config.max_length,
+            max_length=config.longest,
             seed=config.seed if config.shuffle else None,
             on_error=config.on_error,
+            loader=self.row_loader,
         )
 
     @property

@@ -15,7 +15,28 @@ from .streaming_packs import MOOT_KEYS, PACKING_KEYS
 
 logger = logging.getLogger("lmms_stream")
 _NOT_CONVERTED = "sources are read as they lie, and nothing is converted"
-OF_CONVERSION = ("cache_dir", "object_storage", "bucket_name")
+_OF_ROWS, _BY_PLAN = "change rows in load_from_json", "packs are made of all lengths: set packing_strategy"
+NOT_CALLED: Mapping[str, str] = {  # members of LMMS Engine's datasets that nothing here calls -> remedy
+    **dict.fromkeys(("_build_from_config", "build", "load_from_csv"), _OF_ROWS),
+    **dict.fromkeys(
+        ("load_image", "load_audio", "load_videos", "load_video_decord", "load_video_qwen_vl_utils",
+         "load_video_qwen_omni_utils", "load_video_lmms_video_utils"),
+        "media are read from the rows, and by the processor: change rows in load_from_json, or register a processor",
+    ),
+    "_build_processor": "register a processor (register_processor)",
+    **dict.fromkeys(
+        ("estimate_data_tokens_per_row", "_estimate_data_tokens", "filter_overlong", "_overlong_filter_limit",
+         "_sample_token_length"),
+        "lengths are exact: set filter_overlong and max_length",
+    ),
+    **dict.fromkeys(
+        ("_pack_by_first_fit", "_pack_by_window", "load_from_packing", "get_one_sample", "modality_length", "__len__",
+         "__getitem__", "__iter__"), _BY_PLAN,
+    ),
+    **dict.fromkeys(("state_dict", "load_state_dict"), "a trainer's checkpoint has the position"),
+}  # fmt: skip
+OF_BUCKET = ("object_storage", "bucket_name")
+OF_CONVERSION = ("cache_dir", *OF_BUCKET)
 OF_SHARDS = ("local", "packing_window")  # settings of shards, and of sources converted to shards
 _VIDEO = ("video_sampling_strategy", "video_max_pixels", "video_min_pixels", "video_max_frames", "frame_num", "fps")
 
@@ -61,6 +82,8 @@ def _moot(config: EngineDatasetConfig, *, streams: bool) -> Iterator[tuple[str, 
         yield "filter_overlong_workers", "each sample is measured once, as its row is read"
     if extra.get("collator_type"):
         yield "extra_kwargs.collator_type", "get_collator() is the collator of every type"
+    if config.longest != config.max_length:
+        yield "max_length", "filter_overlong: false keeps all samples"
     yield from _moot_packing(config, extra.get("packing_kwargs") or {}, streams=streams and not is_shards(config))
     if not reads_videos(config):
         yield from ((name, "the processor reads no videos") for name in are_set(_VIDEO))
@@ -75,7 +98,9 @@ def _moot(config: EngineDatasetConfig, *, streams: bool) -> Iterator[tuple[str, 
     if is_shards(config):
         yield from ((name, "these are shards, and nothing is converted") for name in are_set(OF_CONVERSION))
     elif streams:
-        yield from ((name, _NOT_CONVERTED) for name in are_set((*OF_CONVERSION, *OF_SHARDS)))
+        of_media = OF_BUCKET if config.HAS_MEDIA_IN_BUCKET else ()
+        unused = (name for name in are_set((*OF_CONVERSION, *OF_SHARDS)) if name not in of_media)
+        yield from ((name, _NOT_CONVERTED) for name in unused)
 
 
 def _moot_packing(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ....checks import check_collator
+from ....checks import NamedLikeTheirs, check_collator
 from ....config import build_config
 from ....errors import ConfigError
 from ....loader.batch_maker import BatchMaker, LoaderSettings
@@ -26,15 +26,44 @@ from ....plan.planner import StepConfig, StepPlanner, Work
 from ....processes.shared_tensors import SharesTensors, shared_zeros
 from ....processors.base import Processor
 from ....types import Batch, World
-from .building import build_once
-from .moot import check_packing_kwargs, strategy_of, tell
+from .building import RowLoader, build_once
+from .moot import NOT_CALLED, check_packing_kwargs, strategy_of, tell
 from .names import EngineDatasetConfig, check, is_shards, lacks_processor, processor_of, with_processor
 from .source_files import sources_of
 
 _SOURCE = "dataset"
 
 
-class MultiModalDataset(SharesTensors, Dataset[Batch]):
+class OwnRows(NamedLikeTheirs):
+    """Members of LMMS Engine's datasets for users to override: reading of rows."""
+
+    NOT_CALLED: ClassVar = NOT_CALLED
+    config: EngineDatasetConfig
+
+    def load_from_json(self, data: dict[str, Any], data_folder: str | None = None) -> Any:
+        """Return the row unchanged. Override to return another row, several rows ([…]), or None."""
+        return data
+
+    def load_from_hf(self, data: dict[str, Any]) -> Any:
+        """Return the row unchanged, like load_from_json, for dataset_format hf_dataset."""
+        return data
+
+    @property
+    def row_loader(self) -> RowLoader | None:
+        """The overridden method for rows of the format; None to read rows unchanged."""
+        name = "load_from_hf" if self.config.dataset_format == "hf_dataset" else "load_from_json"
+        if getattr(type(self), name) is getattr(OwnRows, name):
+            return None
+        loader = RowLoader(self, name)
+        if is_shards(self.config):
+            raise ConfigError(
+                f"the data are shards, whose samples {loader.name} cannot change: convert the sources with --map, or "
+                "name the sources"
+            )
+        return loader
+
+
+class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
     """Packs of a DatasetConfig's sources, by number: dataset[i] is a pack, one sequence of complete samples.
 
     Without packing, each pack is one sample. Every epoch has the same packs, reordered by a sampler or the trainer;
@@ -54,6 +83,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         check_packing_kwargs(config)
         tell(config, streams=False)
         self.config = config
+        _ = self.row_loader
         self._epoch = shared_zeros(1, dtype=torch.int64)  # shared with persistent workers
 
     def build(self) -> MultiModalDataset:
@@ -86,7 +116,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         """Open the dataset for a given world."""
         config = self.config
         (source,) = sources_of(config) if is_shards(config) else [None]
-        url = source.path if source else build_once(config, self.processor, world=world)
+        url = source.path if source else build_once(config, self.processor, world=world, loader=self.row_loader)
         dataset = PackedDataset(
             [StreamConfig(remote=url, local=config.local)],
             processor=self.processor,
@@ -106,7 +136,7 @@ class MultiModalDataset(SharesTensors, Dataset[Batch]):
         """Return the packing config: packs of packing_length; without packing, one sample per pack."""
         config = self.config
         if config.packing:
-            if config.max_length is not None and is_shards(config):
+            if config.longest is not None and is_shards(config):
                 raise ConfigError(
                     f"max_length {config.max_length} leaves out samples during a conversion, but the data are already "
                     "shards: convert the sources again with --max-tokens, or leave max_length out"

@@ -58,9 +58,10 @@ class EngineDatasetConfig(shards.DatasetConfig):
     for a list of sources in this file or in `datasets`; "mds", or None, for existing shards. processor_config:
     processor_name, processor_type, extra_kwargs. packing: whether samples share packs; default True for documents
     (fineweb_edu). filter_overlong: leave out and count samples longer than a pack (True), or keep each as a separate
-    pack (False). max_length: leave out and count longer samples, independent of filter_overlong. cache_dir: location of
-    the sources' shards, unless object_storage and bucket_name name a store. reshuffle: repack in each epoch. on_error:
-    end the run at an invalid row ("fail"), or leave out and count invalid rows ("skip").
+    pack (False). max_length: leave out and count longer samples, unless filter_overlong is False. cache_dir: location
+    of the sources' shards. object_storage, bucket_name: location of shards that already exist; in a launch file the
+    location of media. reshuffle: repack in each epoch. on_error: end the run at an invalid row ("fail"), or leave out
+    and count invalid rows ("skip").
     """
 
     dataset_type: str | None = None
@@ -92,9 +93,11 @@ class EngineDatasetConfig(shards.DatasetConfig):
     seed: int = None  # type: ignore[assignment]
     reshuffle: bool = None  # type: ignore[assignment]
     OLD_KEYS: ClassVar[Mapping[str, OldKey]] = {}
+    HAS_MEDIA_IN_BUCKET: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self, paths=("remote", "local", "cache_dir", "dataset_path", "eval_dataset_path"))
+        object.__setattr__(self, "processor_config", with_media_keys(self.processor_config))
         self._check_given()
         if self.seed is not None and self.data_seed is not None and self.seed != self.data_seed:
             raise ConfigError(
@@ -129,6 +132,11 @@ class EngineDatasetConfig(shards.DatasetConfig):
         return self.dataset_type
 
     @property
+    def longest(self) -> int | None:
+        """Maximum tokens of a sample; None without a limit."""
+        return None if self.filter_overlong is False else self.max_length
+
+    @property
     def evaluated(self) -> EngineDatasetConfig | None:
         """The config of eval_dataset_path, with all other settings; None without eval_dataset_path."""
         if self.eval_dataset_path is None:
@@ -137,6 +145,27 @@ class EngineDatasetConfig(shards.DatasetConfig):
 
 
 DatasetConfig = EngineDatasetConfig  # LMMS Engine's name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchedDatasetConfig(EngineDatasetConfig):
+    """The dataset_config of a launch file: the bucket has the media of rows, like in LMMS Engine."""
+
+    HAS_MEDIA_IN_BUCKET: ClassVar[bool] = True
+
+
+def with_media_keys(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a processor_config with the keys of media in extra_kwargs; LMMS Engine's examples have some outside."""
+    media = {name: value for name, value in (said or {}).items() if name in OMNI_KEYS and value is not None}
+    if said is None or not media:
+        return None if said is None else dict(said)
+    extra = said.get("extra_kwargs") or {}
+    if twice := [name for name in media if extra.get(name, media[name]) != media[name]]:
+        raise ConfigError(
+            f"processor_config has {twice[0]} {media[twice[0]]!r} and, in extra_kwargs, {extra[twice[0]]!r}: leave one "
+            "of them out"
+        )
+    return {name: said[name] for name in said if name not in OMNI_KEYS} | {"extra_kwargs": {**extra, **media}}
 
 
 def _defaults(config: EngineDatasetConfig) -> dict[str, Any]:
@@ -254,7 +283,7 @@ def check(config: EngineDatasetConfig) -> None:
     if config.object_storage is not None:
         check_names([config.object_storage], [*STORES], "object_storage")
     if (config.object_storage or "none") != "none" and not config.bucket_name:
-        raise ConfigError(f"object_storage {config.object_storage!r} needs bucket_name: name the bucket of the shards")
+        raise ConfigError(f"object_storage {config.object_storage!r} needs bucket_name: name the bucket")
     if config.bucket_name and (config.object_storage or "none") == "none":
         raise ConfigError(
             f"bucket_name {config.bucket_name!r} needs object_storage ({', '.join(list(STORES)[1:])}): name it"
@@ -263,6 +292,8 @@ def check(config: EngineDatasetConfig) -> None:
         check_names([config.video_backend], BACKENDS, "video_backend")
     _check_extra(config)
     processor_type = (config.processor_config or {}).get("processor_type")
+    if processor_type is not None and processor_type not in OWN_PROCESSORS:
+        _named(PROCESSORS, LATER_PROCESSORS, processor_type, "processor_config.processor_type")
     of_type = PROCESSORS.get(str(processor_type))
     if (config.extra_kwargs or {}).get("use_audio_in_video") and of_type is not None and of_type.kind != "omni":
         raise ConfigError(

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ....config import build_config
 from ....errors import ConfigError, DataError
 from ....extras import need
 from ....processors.base import Processor
 from ....processors.media.facts import facts_of
-from .names import LLAVA_ONEVISION, PROCESSORS, EngineDatasetConfig, processor_of
+from .names import LLAVA_ONEVISION, PROCESSORS, EngineDatasetConfig, processor_of, with_media_keys
 
 __all__ = [
     "BagelDataProcessor",
@@ -56,7 +57,11 @@ class DataProcessor:
     dataset_type = "vision"
 
     def __init__(self, config: ProcessorConfig | Mapping[str, Any]):
-        self.config = config if isinstance(config, ProcessorConfig) else ProcessorConfig(**config)
+        self.config = (
+            config
+            if isinstance(config, ProcessorConfig)
+            else build_config(ProcessorConfig, with_media_keys(config) or {}, source="processor_config")
+        )
         self._made: Processor | None = None
 
     def build(self) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ....processors.base import Processor, or_error, process_all, process_sample
 from ....processors.lengths import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes
 from ....storage.failures import disk_errors
 from ....types import Processed, Sample
+from .building import RowLoader
 from .source_files import SourceFile, row_order, sample_id_of
 from .source_state import Counts, check_inside
 from .streaming_packs import SamplePiece, StreamingPackConfig
@@ -37,7 +38,7 @@ class SourceRowSettings:
 
     overlong: treatment of samples longer than a pack. max_length: longer samples are left out. seed: seed of the order,
     None for the stored order. on_error: unreadable or invalid rows end the run ("fail") or are left out, counted and
-    logged ("skip").
+    logged ("skip"). loader: changes the rows.
     """
 
     processor: Processor
@@ -48,6 +49,7 @@ class SourceRowSettings:
     seed: int | None = None
     num_lanes: int = 1
     on_error: Literal["fail", "skip"] = "fail"
+    loader: RowLoader | None = None
 
 
 @dataclass(slots=True)
@@ -103,18 +105,21 @@ class RowReader:
         Raises NoRowsError for a file without rows, DataError for rows of unknown kind, ConfigError for rows of a kind
         the processor does not read.
         """
+        errors: list[DataError] = []
         num_rows = 0
         with disk_errors(file.key):
             for unit in file.opened.units():
                 rows = list(islice(unit.rows(), LOOK_ROWS))
                 num_rows += len(rows)
-                values = [row.values for row in rows if row.values is not None]
-                if values:
+                found = [or_error(loaded_rows, row, self.reading.loader, unit.folder) for row in rows]
+                errors += (each for each in found if isinstance(each, DataError))
+                if values := [values for each in found if not isinstance(each, DataError) for values in each]:
                     break
             else:
                 if not num_rows:
                     raise NoRowsError(f"{file.key} holds no rows: leave it out, or write it again")
-                raise DataError(f"{file.key}: none of its rows can be read: check its format")
+                why = f", the first because {errors[0]}" if self.reading.loader is not None and errors else ""
+                raise DataError(f"{file.key}: none of its rows can be read{why}: check its format")
         try:
             mapper = find_mapper(values, self.reading.rows.changed(file.opened.settings))
         except DataError as error:
@@ -291,10 +296,11 @@ class RowSamples:
 
 
 def prepared(
-    rows: Iterable[tuple[int, Row]], mapper: Mapper, processor: Processor, folder: str | None
+    rows: Iterable[tuple[int, Row]], mapper: Mapper, reading: SourceRowSettings, folder: str | None
 ) -> Iterator[tuple[int, RowSamples]]:
     """Yield rows as samples, in order; tokenize in groups if only tokens are needed."""
-    mapped = ((index, RowSamples(row.number, _samples_of(row, mapper, folder))) for index, row in rows)
+    processor = reading.processor
+    mapped = ((index, RowSamples(row.number, _samples_of(row, mapper, folder, reading.loader))) for index, row in rows)
     if not tokenizes_all(processor):
         yield from mapped
         return
@@ -307,7 +313,17 @@ def prepared(
             yield index, each
 
 
-def _samples_of(row: Row, mapper: Mapper, folder: str | None) -> Sequence[Sample] | DataError:
+def loaded_rows(row: Row, loader: RowLoader | None, folder: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a user's dataset for a row; DataError for an unreadable row and for errors of the dataset."""
     if row.values is None:
-        return DataError(row.error)
-    return or_error(mapper.samples, row.values, folder)
+        raise DataError(row.error)
+    return [row.values] if loader is None else loader.rows(row.values, folder)
+
+
+def _samples_of(row: Row, mapper: Mapper, folder: str | None, loader: RowLoader | None) -> Sequence[Sample] | DataError:
+    rows = or_error(loaded_rows, row, loader, folder)
+    if isinstance(rows, DataError):
+        return rows
+    if len(rows) == 1:
+        return or_error(mapper.samples, rows[0], folder)
+    return or_error(lambda: [sample for values in rows for sample in mapper.samples(values, folder)])

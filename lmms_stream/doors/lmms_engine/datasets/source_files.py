@@ -7,6 +7,7 @@ without communication, even if a folder gets new files and the readers list it a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from ....converters.sources.specs import SETTING_KEYS, Spec, settings_of
 from ....converters.sources.units import Source as OpenedSource
 from ....errors import ConfigError, DataError
 from ....mds.dataset_config import check_names
-from .names import LIST, SHARDS, SOURCE_FORMATS, EngineDatasetConfig, check, is_shards
+from .names import LIST, SHARDS, SOURCE_FORMATS, STORES, EngineDatasetConfig, check, is_shards
 
 UNITS_PER_LANE = 8  # units of a file per lane, to balance the lanes, unless units would be too small
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 1 << 9, 1 << 22
@@ -61,6 +62,30 @@ SourcesOf = Callable[[], Sequence[SourceEntry]]
 def sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     """Return the sources in order; ConfigError if the config names none, DataError for an invalid list."""
     check(config)
+    sources, bucket = _sources_of(config), bucket_of(config)
+    if not (config.HAS_MEDIA_IN_BUCKET and bucket):
+        return sources
+    return [replace(each, data_folder=_in_bucket(bucket, each.data_folder or "")) for each in sources]
+
+
+def bucket_of(config: EngineDatasetConfig) -> str:
+    """Return the URL of the bucket of object_storage and bucket_name; "" without a store."""
+    store = STORES[config.object_storage or "none"]
+    if store != "azure":
+        return f"{store}://{config.bucket_name}" if store else ""
+    account = os.environ.get("AZURE_ACCOUNT_NAME")
+    if not account:
+        raise ConfigError(
+            f"object_storage azure needs the account of bucket {config.bucket_name!r}: set AZURE_ACCOUNT_NAME"
+        )
+    return f"azure://{account}.blob.core.windows.net/{config.bucket_name}"
+
+
+def _in_bucket(bucket: str, folder: str) -> str:
+    return folder if "://" in folder else "/".join(filter(None, (bucket, folder.strip("/"))))
+
+
+def _sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     format = SHARDS if is_shards(config) else config.dataset_format
     if config.datasets is not None:
         if format not in (LIST, None) and not all(_has_type(each) for each in config.datasets):

@@ -245,7 +245,7 @@ class SourceReader:
         lane.positions[key] = first
         try:
             rows = self._rows.rows(file, unit, number, epoch=lane.epoch, first=first.row)
-            for index, row in prepared(rows, mapper, self._reading.processor, unit.folder):
+            for index, row in prepared(rows, mapper, self._reading, unit.folder):
                 begun = first.piece if index == first.row else 0
                 tally = lane.tally if not begun else Tally()  # a started row is counted already
                 where = row_name(key, number, row.number)
@@ -308,7 +308,7 @@ class SourceReader:
                 if not indices:
                     continue
                 again = self._rows.rows(file, unit, number, epoch=epoch, only=indices)
-                for index, row in prepared(again, mapper, self._reading.processor, unit.folder):
+                for index, row in prepared(again, mapper, self._reading, unit.folder):
                     where = row_name(file.key, number, row.number)
                     made = self._rows.contents(row, where=where, tally=Tally())
                     for piece, content in enumerate(made):
@@ -400,13 +400,15 @@ def fingerprint_of(reading: SourceRowSettings) -> str:
     grow.
     """
     units = [CUT_VERSION, UNITS_PER_LANE, MIN_UNIT_BYTES, MAX_UNIT_BYTES, UNKNOWN_BYTES]
-    parts = {
+    parts: dict[str, Any] = {
         "processor": processor_fingerprint(reading.processor),
         "packing": [asdict(reading.packing), reading.overlong, reading.max_length],
         "order": reading.seed,
         "rows": [ROWS_VERSION, reading.rows.identity],
         "units": units,
     }
+    if reading.loader is not None:
+        parts["loader"] = [reading.loader.name, reading.loader.code]
     return ", ".join(f"{name}={_digest(value)}" for name, value in parts.items())
 
 

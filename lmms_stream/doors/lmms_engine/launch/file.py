@@ -16,8 +16,8 @@ from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
-from ...huggingface.table import row_of
-from ..datasets.names import TYPES, EngineDatasetConfig, dataset_type_of
+from ...huggingface.table import check_refused, check_texts, is_of_before
+from ..datasets.names import TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
 # values), moot (a warning gives the reason) or refused by name.
@@ -87,7 +87,7 @@ FSDP_CONFIG: Mapping[str, Key] = {
     "xla_fsdp_v2": Key("refused", "there are no TPUs here: leave it out"),
     "xla_fsdp_grad_ckpt": Key("refused", "there are no TPUs here: leave it out"),
 }  # fmt: skip
-PROFILER_CONFIG = ("start_step", "end_step", "directory")
+PROFILER_CONFIG = ("start_step", "end_step", "directory", "warmup_steps")
 _LOSSES = "logits are computed some at a time in any case"
 _KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu")  # kernels of liger-kernel, only available together
 _LOSS_KERNELS = ("fused_linear_cross_entropy", "cross_entropy")
@@ -97,7 +97,7 @@ PATCHES: Mapping[str, Key] = {
     "rmpad": Key("moot", "packs have no padding"),
     "video": Key("honoured", "slow_every"),
     "nsa": Key("refused", "sparse attention is not here: leave it out"),
-    "vit_frame_parallel": Key("refused", "frames are not dealt over ranks, packs are: leave it out"),
+    "vit_frame_parallel": Key("moot", "packs are dealt to ranks by cost, with their frames; sums are the same"),
 }
 
 
@@ -141,6 +141,8 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     profiler = dict(said.get("profiler_config") or {})
     check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
     if said.get("enable_profiler"):
+        if "warmup_steps" in profiler:
+            warn(["warmup_steps (the trace begins at start_step)"], source="profiler_config")
         first = int(profiler.get("start_step", 1))
         stop = int(profiler.get("end_step", first + 1))
         folder = profiler.get("directory")
@@ -207,7 +209,7 @@ _SIT = {  # LMMS Engine's SiT: key -> its default
 }  # fmt: skip
 _SIT_ALONE = {  # keys of SiT with one supported value
     "mlp_ratio": 4.0, "path_type": "Linear", "prediction": "velocity", "loss_weight": None, "train_eps": None,
-    "sample_eps": None, "cfg_scale": 1.0,
+    "sample_eps": None,
 }  # fmt: skip
 
 
@@ -230,6 +232,8 @@ def _sit_of(
         )
     said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
     said |= made.get("config") or {}
+    if "cfg_scale" in said:
+        warn([f"cfg_scale {said.pop('cfg_scale')} (of images that are drawn, not of training)"], source="model_config")
     check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
     for name, only in _SIT_ALONE.items():
         if said.get(name, only) != only:
@@ -279,11 +283,25 @@ OTHER_TRAINERS = {  # trainers of models with LMMS Engine's own classes -> remed
     "(docs/generation.md)",
     "wan_trainer": "train it with LMMS Engine, or a model of diffusers on images by sit_trainer (docs/generation.md)",
 }
-MODEL = (
-    "load_from_pretrained_path", "load_from_config", "attn_implementation", "overwrite_config", "monkey_patch_kwargs",
-    "extra_kwargs", "torch_dtype", "model_type",
-)  # fmt: skip
+MODEL: Mapping[str, Key] = {
+    "load_from_pretrained_path": Key("honoured", "model.pretrained"),
+    "load_from_config": Key("honoured", "model.config, with random weights"),
+    "attn_implementation": Key("honoured", "model.attention, the fastest that is here without flash-attn"),
+    "overwrite_config": Key("honoured", "keys of model.config; refused for a loaded model"),
+    "monkey_patch_kwargs": Key("honoured", "patch_type and its keys, below"),
+    "extra_kwargs": Key("honoured", "torch_dtype, dtype, trust_remote_code; keys that are off are named"),
+    "torch_dtype": Key("honoured", "model.dtype"),
+    "model_type": Key("moot", "the model's config says it"),
+    "model_general_type": Key(
+        "honoured", "causal_lm or image_text_to_text: refused if the config's class is the other"
+    ),
+}
 _DTYPES = ("torch_dtype", "dtype")
+
+
+KEYS: Mapping[str, Mapping[str, Key]] = {  # for docs/datasets.md
+    "model_config": MODEL, "patch_type": PATCHES, "trainer_args": TRAINER_ARGS, "fsdp_config": FSDP_CONFIG
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +309,8 @@ class Launch:
     """Content of a launch file.
 
     arguments: arguments of transformers.TrainingArguments. values: fields of TrainConfig that override the arguments.
-    task: the training task, unless the dataset determines it.
+    task: the training task, unless the dataset determines it. general_type: LMMS Engine's name of the model's auto
+    class, if named.
     """
 
     dataset: EngineDatasetConfig
@@ -299,6 +318,7 @@ class Launch:
     arguments: Mapping[str, Any]
     values: Mapping[str, Any]
     task: Mapping[str, Any] = field(default_factory=dict)
+    general_type: str | None = None
 
 
 _MAPPINGS = {  # sections, and their keys with mappings
@@ -341,7 +361,9 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     task: dict[str, Any] = {}
     if (own := OWN_MODELS.get(str(trainer))) is not None:
         model_config, task = own(model_config, dataset, source=f"{source}: model_config")
-    arguments, values = _arguments(data["trainer_args"], source=f"{source}: trainer_args")
+    arguments, values = _arguments(
+        data["trainer_args"], source=f"{source}: trainer_args", streams=dataset_type_of(dataset).is_iterable
+    )
     if arguments.get("eval_strategy", "no") != "no" and dataset.evaluated is None:
         arguments["eval_strategy"] = "no"
         warn(
@@ -351,7 +373,8 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
     model = model_of(model_config, source=f"{source}: model_config", liger=bool(arguments.get("use_liger_kernel")))
     if "use_liger_kernel" in arguments:
         arguments["use_liger_kernel"] = model.use_liger_kernel
-    return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task)
+    general = model_config.get("model_general_type")
+    return Launch(dataset=dataset, model=model, arguments=arguments, values=values, task=task, general_type=general)
 
 
 def _check_mappings(section: Mapping[str, Any], names: Collection[str], *, source: str) -> None:
@@ -378,14 +401,14 @@ def _check_rows(trainer: str | None, dataset: EngineDatasetConfig, model: Mappin
         )
 
 
-def _asked(said: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
-    """Return settings without null values, except for keys in `known`."""
-    return {name: value for name, value in said.items() if value is not None or name in known}
+def _asked(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without null values."""
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str) -> EngineDatasetConfig:
     """Return a dataset_config as ours. model: its model_config; its folder provides the processor if none is named."""
-    said = _asked(said, [field.name for field in dataclasses.fields(EngineDatasetConfig)])
+    said = _asked(said)
     processor = dict(said.get("processor_config") or {})
     if processor.get("processor_type") in IMAGE_PROCESSORS:
         if said.get("dataset_type") in ("vision", "vision_iterable"):  # LMMS Engine's reads images with any type
@@ -394,7 +417,7 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
         processor["processor_name"] = str(model["load_from_pretrained_path"])
         said["processor_config"] = processor
-    dataset = build_config(EngineDatasetConfig, said, source=source)
+    dataset = build_config(LaunchedDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
     return dataset
@@ -424,7 +447,7 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
             del values["config"]["model_type"]
     extra = dict(said.get("extra_kwargs") or {})
     off = [name for name, value in extra.items() if value in (None, False)]
-    moot = [f"model_type {said['model_type']} (the model's config says it)"] if said.get("model_type") else []
+    moot = [f"model_type {said['model_type']} ({MODEL['model_type'].text})"] if said.get("model_type") else []
     warn(moot + [f"extra_kwargs.{name} (it is off)" for name in off], source="model_config")
     extra = {name: value for name, value in extra.items() if name not in off}
     if said.get("torch_dtype"):
@@ -441,24 +464,27 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     return build_config(ModelConfig, values, source=source)
 
 
-def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return fields of transformers' arguments, and of ours."""
+def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return fields of transformers' arguments, and of ours. streams: whether rows are packed during reading."""
     from transformers import TrainingArguments
 
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     said = as_installed(said, theirs)
-    said = {name: value for name, value in said.items() if name in theirs or not _is_of_before(name, value, source)}
-    check_names(_asked(said), [*theirs, *TRAINER_ARGS], source)
+    known = {*theirs, *TRAINER_ARGS}
+    said = {name: value for name, value in said.items() if name in known or not is_of_before(name, value, source)}
+    check_names(_asked(said), known, source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
-    _check_numbers(arguments, source=source)
+    check_texts(arguments, source=source)
     if arguments.get("train_sampling_strategy") == "sequential":
         raise ConfigError(
             f"{source}: train_sampling_strategy is 'sequential', which is not supported: set dataset_config.shuffle to "
             "false"
         )
-    if arguments.get("dataloader_drop_last") and arguments.get("per_device_train_batch_size") == 1:
+    if arguments.get("dataloader_drop_last") and (streams or arguments.get("per_device_train_batch_size") == 1):
         del arguments["dataloader_drop_last"]
-        warn(["dataloader_drop_last (a batch of one sample is never short)"], source="trainer_args")
+        why = "steps of streamed rows are never short" if streams else "a batch of one sample is never short"
+        warn([f"dataloader_drop_last ({why})"], source="trainer_args")
+    check_refused(arguments, TrainingArguments, source=f"{source}: ")  # before transformers reads them
     for name in ("eval_strategy", "save_strategy", "logging_strategy"):
         if arguments.get(name) is False:  # YAML reads a bare no as False
             arguments[name] = "no"
@@ -472,29 +498,3 @@ def _arguments(said: Mapping[str, Any], *, source: str) -> tuple[dict[str, Any],
             details["min_lr"] = details.pop("min_learning_rate")
         values |= {"lr_scheduler_kwargs": details} if details else {}
     return arguments, values
-
-
-def _check_numbers(arguments: Mapping[str, Any], *, source: str) -> None:
-    """Raise ConfigError for arguments of transformers with a numeric default and a non-numeric text."""
-    from transformers import TrainingArguments
-
-    for each in dataclasses.fields(TrainingArguments):
-        said = arguments.get(each.name)
-        if type(each.default) in (int, float) and isinstance(said, str):
-            try:
-                float(said)
-            except ValueError:
-                raise ConfigError(f"{source}: {each.name} must be a number, got {said!r}: write digits") from None
-
-
-def _is_of_before(name: str, value: Any, source: str) -> bool:
-    """Whether the installed transformers no longer has an argument; ConfigError if its value matters."""
-    row = row_of(name)
-    if row is None or name in TRAINER_ARGS:
-        return False
-    says_more = (
-        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
-    )
-    if row.fate == "refused" and says_more:
-        raise ConfigError(f"{source}: {name} is {value!r}, which is not supported: {row.text}")
-    return True

@@ -12,6 +12,7 @@ import torch
 from transformers import TrainingArguments
 
 from ....errors import ConfigError
+from ....mds.dataset_config import check_names
 from ....train.report.metrics import engine_figures
 from ....train.run.settings import Datasets, TrainConfig
 from ....train.tasks.registry import build_task
@@ -23,6 +24,9 @@ from ...huggingface.trainer import FSDP2SFTTrainer
 from .file import Launch, launch_of
 
 logger = logging.getLogger("lmms_stream")
+
+
+GENERAL_TYPES = {"causal_lm": "AutoModelForCausalLM", "image_text_to_text": "AutoModelForImageTextToText"}
 
 
 class LaunchedTrainer(FSDP2SFTTrainer):
@@ -66,6 +70,14 @@ def _as_it_runs_here(launch: Launch) -> Launch:
 
 
 def launched_trainer(launch: Launch, arguments: TrainingArguments) -> LaunchedTrainer:
+    if launch.general_type is not None:
+        check_names([launch.general_type], GENERAL_TYPES, "model_config: model_general_type")
+        try:
+            launch.model.check_auto_class(GENERAL_TYPES[launch.general_type])
+        except ConfigError as error:
+            raise ConfigError(
+                f"model_config.model_general_type is {launch.general_type}: {error}: leave it out"
+            ) from error
     return LaunchedTrainer(
         model=launch.model,
         args=arguments,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...in_flight import Group
+from ...opening import filter_samples
 
 
 @dataclass
@@ -28,8 +29,13 @@ class RolloutFnEvalOutput:
 def call_rollout_fn(
     fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Call a rollout function and return its result; wrap the bare groups or results of an older function."""
+    """Call a rollout function, then the function of --rollout-sample-filter-path with the groups to train on.
+
+    Wrap the bare groups or results of an older function.
+    """
     output = fn(*args, **kwargs, evaluation=evaluation)
-    if isinstance(output, RolloutFnTrainOutput | RolloutFnEvalOutput):
-        return output
-    return RolloutFnEvalOutput(output) if evaluation else RolloutFnTrainOutput(output)
+    if not isinstance(output, RolloutFnTrainOutput | RolloutFnEvalOutput):
+        output = RolloutFnEvalOutput(output) if evaluation else RolloutFnTrainOutput(output)
+    if isinstance(output, RolloutFnTrainOutput):
+        filter_samples(kwargs.get("args", next(iter(args), None)), output.samples)
+    return output
