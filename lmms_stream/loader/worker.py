@@ -230,7 +230,7 @@ class PlanWorker(PackWorker):
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
 
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
-        cursor, steps = Cursor.from_dict(start), self.settings.steps
+        cursor, steps = self.mixture.adopt(Cursor.from_dict(start)), self.settings.steps
         planner = StepPlanner(self.mixture, steps, worker=worker, num_workers=num_workers)
         num_steps = self.mixture.steps_of_window(cursor, global_batch=steps.global_batch)
         ahead = BlocksAhead(

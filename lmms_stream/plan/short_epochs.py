@@ -104,6 +104,13 @@ class ShortEpochs:
         self._counts.move_to_end(number)
         return self._counts[number][at:]
 
+    def tokens(self, epoch: int) -> tuple[_Numbers, _Numbers]:
+        """Return the numbers of packs of some epochs from an epoch on, and the tokens of all their packs."""
+        run, at = self._run(epoch), epoch % self._run_epochs
+        offsets = run.offsets[run.first_packs[at] :]
+        lengths = run.segments.lengths[offsets[0] : offsets[-1]]
+        return np.diff(run.first_packs[at:]), np.add.reduceat(lengths, offsets[:-1] - offsets[0], dtype=np.int64)
+
     def num_packs(self, first: int, stop: int) -> int:
         """Return the number of packs of the epochs [first, stop) together; a whole run is counted only once."""
         if self._equal is not None:

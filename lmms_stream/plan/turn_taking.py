@@ -1,14 +1,18 @@
 """Several sources taking turns. plans + weights + positions -> packs in turn; arithmetic only.
 
-A pack holds samples of one source, perhaps of several streams (see PackPlan), and packs are nearly full: shares of
-packs are shares of tokens. The sources take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete
-Mathematics 32, 1980), with shares that may change from turn to turn. Each turn goes to the source with the earliest
-deadline, among sources that lack at least 1 / (2k - 2) packs of their share. The deadline of a source is the last turn
-before it lacks more than 1 - 1 / (2k - 2) packs, by the scheduled weights of the next turns. After any number of packs
-each of the k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the
-missing packs of each source.
+A pack holds samples of one source, perhaps of several streams (see PackPlan). Weights are shares of the tokens of
+packs. Each turn goes to the source with the earliest deadline, among sources that lack tokens of their share, as packets
+of any size share a line in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline of a source is
+the last turn before it lacks more than a full pack. After any number of packs each source has had its share over the
+whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns, as if all packs
+were full: where the weights change it is exact for full packs. The cursor keeps what each source lacks.
 
-After a source ends, the others share its turns and its missing packs. A phase of the schedule whose sources have all
+Without weights, and in runs that an earlier release began, shares are of packs. The sources take turns by Tijdeman's
+algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), the same for packs of equal size: a
+source must lack at least 1 / (2k - 2) packs, and its deadline is the last turn before it lacks more than 1 - 1 / (2k -
+2) packs. Each of k sources then has its share to within 1 - 1 / (2k - 2) packs.
+
+After a source ends, the others share its turns and what it lacks. A phase of the schedule whose sources have all
 ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.
 """
 
@@ -17,13 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .cursor import Cursor, SourceCursor, WindowCursor
+from .cursor import EPOCHS, TOKENS, Cursor, SourceCursor, WindowCursor
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
@@ -34,6 +39,7 @@ from .source_ranges import (
     SourceRange,
     SourceRanges,
     SourceTurns,
+    TOKEN_UNIT,
     Weights,
     by_epoch,
     checked_epochs,
@@ -70,6 +76,9 @@ class TurnTaking:
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
         self._is_read = frozenset(self.read_names)
         self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
+        self._share(EPOCHS if self.schedule is None else TOKENS)
+        for plan in self.plans.values():
+            plan.counts_tokens |= self.schedule is not None and len(self.read_names) > 1
         self.max_epochs = checked_epochs(max_epochs)
         for name in self.max_epochs:
             if name not in self.plans:
@@ -78,6 +87,15 @@ class TurnTaking:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
         self.by_length = PlansByLength(self.plans)
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
+
+    def _share(self, shares: str) -> None:
+        """Share tokens by weights, packs by those of the epochs, or (old cursors) packs; see Cursor."""
+        self.shares, self._quotas = shares, None
+
+    @cached_property
+    def full_pack(self) -> int:
+        """Maximum tokens of a pack of any source."""
+        return max(plan.longest_pack for plan in self.plans.values())
 
     def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
         """Return the plan of a source at a cursor, with the changes of packing_length so far."""
@@ -114,6 +132,7 @@ class TurnTaking:
         turn = step * global_batch + begun  # turns count from step 0
         names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
         plans, numbers = self.by_length.at(sources)
+        by_tokens = self.shares == TOKENS
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
@@ -127,6 +146,9 @@ class TurnTaking:
             known_counts=lambda name, epoch: plans[name].known_counts(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
             most=count,
+            known_tokens=(lambda name, *at: plans[name].known_tokens(*at)) if by_tokens else None,
+            full_pack=self.full_pack if by_tokens else 1,
+            at_once=global_batch,
         )
         while done < count and not is_found and turns.go_on():
             step, in_step = divmod(turn + done, global_batch)
@@ -134,7 +156,7 @@ class TurnTaking:
             rows, ends = self._phases(step, steps[0], global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
-            least = UNIT // max(2, 2 * len(self.read_names) - 2)
+            least = 1 if by_tokens else UNIT // max(2, 2 * len(self.read_names) - 2)
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
             done += num_packs
         turns.write()
@@ -284,4 +306,5 @@ class TurnTaking:
             plans = [self.plan_of(name, sources[name]) for name in names]
             return to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
         weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
-        return np.stack([to_quotas(shares) for shares in passed_on(weights)])
+        unit = TOKEN_UNIT if self.shares == TOKENS else UNIT
+        return np.stack([to_quotas(shares, unit) for shares in passed_on(weights)])
