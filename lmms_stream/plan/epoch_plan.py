@@ -513,9 +513,7 @@ def _counts_of(packs: Packs) -> tuple[int, int, int, int]:
     return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media
 
 
-def count_blocks(
-    inputs: PlanInputs, order: Order, *, num_threads: int | None, with_tokens: bool = False
-) -> Counts:
+def count_blocks(inputs: PlanInputs, order: Order, *, num_threads: int | None, with_tokens: bool = False) -> Counts:
     """Count now, with the result of block_counts."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
     if not with_tokens:

@@ -64,6 +64,7 @@ class Mixture(TurnTaking):
         self._share("" if is_old else TOKENS if self.schedule is not None else EPOCHS)
         if cursor.shares not in ("", self.shares):  # credits are of another kind
             cursor = replace(cursor, sources={name: at._replace(credit=0) for name, at in cursor.sources.items()})
+        self._fit_plans(cursor)
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
         has_order = cursor.has_order and len(cursor.sources) > 1  # a source alone has no order

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import pairwise
@@ -111,8 +111,9 @@ class PackPlan:
             int, NDArray[np.int64]
         ] = {}  # packs of epochs, each as int64[1]: `len` asks for all of them
         self.counts_tokens = False  # whether the tokens of each pack are counted and kept, for turns by tokens
+        self.other: PackPlan | None = None  # the same with another seed, see own_seeds
 
-    def keeping(self, num_segments: int) -> PackPlan:
+    def keeping(self, num_segments: int | None) -> PackPlan:
         """Return the same plan with another number of segments kept in memory."""
         return self._with(self.packing, num_segments)
 
@@ -120,11 +121,22 @@ class PackPlan:
         """Return the same plan with another packing config. keeps_counts: whether counts enter the cache."""
         return self._with(packing, self._given_kept_segments, keeps_counts=keeps_counts)
 
-    def _with(self, packing: PackingConfig, kept_segments: int | None, *, keeps_counts: bool = True) -> PackPlan:
+    def of_seed(self, seed: int) -> PackPlan:
+        """Return the same plan with another seed of the order."""
+        return self._with(self.packing, self._given_kept_segments, order=dataclasses.replace(self.order, seed=seed))
+
+    def _with(
+        self,
+        packing: PackingConfig,
+        kept_segments: int | None,
+        *,
+        keeps_counts: bool = True,
+        order: OrderConfig | None = None,
+    ) -> PackPlan:
         made = PackPlan(
             self.index,
             self.samples_per_shard,
-            order=self.order,
+            order=order or self.order,
             packing=packing,
             counts_cache=self._counts_cache if keeps_counts else None,
             counting=self._counting if keeps_counts else nullcontext,
@@ -388,10 +400,10 @@ class PackPlan:
 
     def _epoch(self, epoch: int) -> EpochPlan:
         found = self._epochs.get(epoch)
-        if found is None or (self.counts_tokens and not self.is_short and not found.has_tokens):
+        if found is None or (self.counts_tokens and not found.has_tokens):
             key, order = self._packed(epoch)
             if self.is_short:  # counted sooner than a folder is read
-                counts, tokens = count_blocks(self._inputs, order, num_threads=1)
+                counts, tokens = count_blocks(self._inputs, order, num_threads=1, with_tokens=self.counts_tokens)
             else:
                 counts, tokens = self._block_counts(key, order)
             self._epochs[epoch] = EpochPlan(self._inputs, order, counts, epoch=epoch, tokens=tokens)
@@ -423,6 +435,21 @@ class PackPlan:
             version += f".{STREAMS_VERSION}"
             sizes = np.array([*sizes, *self.streams.num_shards, *self.streams.counts], np.int64)
         return plan_fingerprint(version, lengths_hash, sizes, order=order, packing=self.packing)
+
+
+def own_seeds(plans: Mapping[str, PackPlan]) -> dict[str, PackPlan]:
+    """Return the plans of a new run's sources: each of several has its own stream of the seed, by its name.
+
+    With one seed, datasets of equal sizes would have the same order, and rows that belong together would come together.
+    A single source has the seed itself, as in earlier releases. `other` of each is the plan with the other seed: a
+    source keeps the seed that it began with, see Mixture.adopt.
+    """
+    found = {}
+    for name, plan in plans.items():
+        own = plan.of_seed(int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16))
+        found[name], other = (own, plan) if len(plans) > 1 else (plan.keeping(plan._given_kept_segments), own)
+        found[name].other = other
+    return found
 
 
 def _only(epochs: Epochs) -> int:

@@ -178,8 +178,8 @@ class SourceTurns:
 
     sources: all cursors, moved by `write`. numbers: of the names, as in SourceRanges. known_counts: numbers of packs of
     an epoch of a source and of the next epochs counted together (see PackPlan). known_tokens: for turns by tokens, see
-    PackPlan; full_pack: tokens of a full pack; at_once: packs of a step. num_epochs: of a source; None: a source ends with its current epoch, and
-    stays there. most: maximum number of packs.
+    PackPlan; full_pack: tokens of a full pack; at_once: packs of a step. num_epochs: of a source; None: a source ends
+    with its current epoch, and stays there. most: maximum number of packs.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Several sources taking turns. plans + weights + positions -> packs in turn; arithmetic only.
 
 A pack holds samples of one source, perhaps of several streams (see PackPlan). Weights are shares of the tokens of
-packs. Each turn goes to the source with the earliest deadline, among sources that lack tokens of their share, as packets
-of any size share a line in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline of a source is
-the last turn before it lacks more than a full pack. After any number of packs each source has had its share over the
-whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns, as if all packs
-were full: where the weights change it is exact for full packs. The cursor keeps what each source lacks.
+packs. Each turn goes to the source with the earliest deadline, among sources that lack tokens of their share: packets
+of any size share a line in this way in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline of
+a source is the last turn before it lacks more than a full pack. After any number of packs each source has had its share
+over the whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns, as if
+all packs were full: where weights change it is exact for full packs. The cursor keeps what each source lacks.
 
 Without weights, and in runs that an earlier release began, shares are of packs. The sources take turns by Tijdeman's
 algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), the same for packs of equal size: a
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,13 @@ from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
 from .source_ranges import (
+    TOKEN_UNIT,
     UNIT,
     PlansByLength,
     SourceBlock,
     SourceRange,
     SourceRanges,
     SourceTurns,
-    TOKEN_UNIT,
     Weights,
     by_epoch,
     checked_epochs,
@@ -66,6 +66,7 @@ class TurnTaking:
     ):
         if not plans:
             raise ConfigError("a mixture needs at least one source")
+        self._given = plans
         self.plans = {name: plan.sharing(len(plans)) for name, plan in plans.items()}
         self.names = tuple(self.plans)
         self._numbers = {name: number for number, name in enumerate(self.names)}
@@ -77,16 +78,33 @@ class TurnTaking:
         self._is_read = frozenset(self.read_names)
         self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
         self._share(EPOCHS if self.schedule is None else TOKENS)
-        for plan in self.plans.values():
-            plan.counts_tokens |= self.schedule is not None and len(self.read_names) > 1
         self.max_epochs = checked_epochs(max_epochs)
         for name in self.max_epochs:
             if name not in self.plans:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-        self.by_length = PlansByLength(self.plans)
+        self._take_plans()
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
+
+    def _take_plans(self) -> None:
+        for plan in self.plans.values():
+            plan.counts_tokens |= self.schedule is not None and len(self.read_names) > 1
+        self.by_length = PlansByLength(self.plans)
+
+    def _fit_plans(self, cursor: Cursor) -> None:
+        """Take the plan of each source with the seed that it began with, see own_seeds; new sources have their own."""
+
+        def likeness(plan: PackPlan, began: str) -> int:
+            return sum(a == b for a, b in zip(plan.fingerprint.split("-"), began.split("-"), strict=False))
+
+        for name, plan in self._given.items():
+            if plan.other is not None:
+                began = cursor.sources[name].plan if name in cursor.sources else plan.fingerprint
+                chosen = max(plan, plan.other, key=partial(likeness, began=began))
+                if chosen.fingerprint != self.plans[name].fingerprint:
+                    self.plans[name] = chosen.sharing(len(self._given))
+        self._take_plans()
 
     def _share(self, shares: str) -> None:
         """Share tokens by weights, packs by those of the epochs, or (old cursors) packs; see Cursor."""

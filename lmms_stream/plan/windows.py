@@ -166,6 +166,7 @@ class WindowedMixture(Mixture):
 
         CursorError inside a window with a source that is missing here, and if only one of both has weights.
         """
+        self._fit_plans(cursor)
         if cursor.window is not None:
             self._mixture_of(cursor.window)
         adopted = super().adopt(cursor)

@@ -299,9 +299,13 @@ def planned_digest(mixture: WindowedMixture, cursor: Cursor, case: MixtureCase, 
 
 
 def mixture_digests(case: MixtureCase, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of the packs from the start of a run, and from a state on, in each world."""
+    """Return the digests of the packs from the start of a run, and from a state on, in each world.
+
+    The start is that of 67b50f60, whose weights were shares of packs.
+    """
     mixture = mixture_of(case)
-    found = {"from the start": planned_digest(mixture, mixture.start(), case, World(), 1)}
+    start = mixture.adopt(dataclasses.replace(mixture.start(), shares=""))
+    found = {"from the start": planned_digest(mixture, start, case, World(), 1)}
     cursor = mixture.adopt(Cursor.from_dict(state))
     names = [*MIXTURE_WORLDS][: None if len(case.sources) < 70 else 1]  # seventy sources take long
     for name in names:

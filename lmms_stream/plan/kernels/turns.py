@@ -5,8 +5,8 @@ for a turn wait in a heap, sorted by the turn in which they lack enough. Sources
 sorted by deadline. The lack of a source is updated when the source is looked at.
 
 Turns by tokens have two clocks. Shares are of the tokens that were given. Deadlines count turns as if all packs were
-full, because the tokens up to a later phase are not known, and its turns are; as packs are at most full, a deadline in a
-heap may be too early, and is computed again before its source is chosen. With weights that stay, the order of such
+full, because the tokens up to a later phase are not known, and its turns are. As packs are at most full, a deadline in
+a heap may be too early: it is computed again before its source is chosen. With weights that stay, the order of such
 deadlines is the order by tokens.
 """
 
@@ -85,8 +85,8 @@ def _pop(heap: _Numbers, size: int) -> None:
 class Sizes(NamedTuple):
     """Tokens of the next packs of each source.
 
-    tokens: int64[k, n]; tokens[source, used[source] : have[source]] are known. goes_on: bool[k], whether the last of them
-    is perhaps not the last pack of its epoch. full: tokens of a full pack. To count packs: full 1, and n 0.
+    tokens: int64[k, n]; tokens[source, used[source] : have[source]] are known. goes_on: bool[k], whether the last of
+    them is perhaps not the last pack of its epoch. full: tokens of a full pack. To count packs: full 1, and n 0.
     """
 
     tokens: _Numbers
@@ -105,9 +105,9 @@ def no_sizes(num_sources: int) -> Sizes:
 class _Turns(NamedTuple):
     """State of sources that take turns; see take_turns.
 
-    known: int64[k], the clock at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps, int64[k,
-    2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens, given so far.
-    givers: int64[k], sources in the order of their first turn since `taken` was 0.
+    known: int64[k], the clock at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps,
+    int64[k, 2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens, given
+    so far. givers: int64[k], sources in the order of their first turn since `taken` was 0.
     """
 
     known: _Numbers
@@ -220,8 +220,8 @@ def take_turns(
 
     left: int64[k], packs left in each source, 1 or more. credits: int64[k], lack of each source in `unit`ths of a full
     pack; their sum is 0. taken: int64[k]. All three arrays are changed. quotas: int64[phases, k], shares in each phase,
-    with sum `unit` / sizes.full. ends: int64[phases], the turn that ends each phase times sizes.full, NEVER for the last
-    phase. Each turn goes to the source with the earliest deadline, among sources that lack at least `least` (see
+    with sum `unit` / sizes.full. ends: int64[phases], the turn that ends each phase times sizes.full, NEVER for the
+    last phase. Each turn goes to the source with the earliest deadline, among sources that lack at least `least` (see
     turn_taking.py). least: at most unit / k, to leave at least one source; 1 for turns by tokens. sizes: changed.
     """
     turns = _begin(credits, quotas, ends, unit, least)

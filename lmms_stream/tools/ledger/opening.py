@@ -17,6 +17,7 @@ from ...mds.mixed import mixed
 from ...plan.cursor import SOURCE
 from ...plan.ledger import StepLookup
 from ...plan.left_out import LeftOut
+from ...plan.pack_plan import own_seeds
 from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
@@ -150,7 +151,7 @@ class PlannedRun:
 
     @property
     def mixture(self) -> WindowedMixture:
-        plans = {name: each.plan for name, each in self.datasets.items()}
+        plans = own_seeds({name: each.plan for name, each in self.datasets.items()})
         train = self.train
         weights = None if train.mixing == "samples" else train.weights
         return WindowedMixture(plans, weights=weights, max_epochs=train.max_epochs, balance=train.balance)
