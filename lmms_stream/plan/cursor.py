@@ -51,8 +51,8 @@ class SourceCursor(NamedTuple):
     """Position in a source: `packs` packs of epoch `epoch` of its plan are consumed.
 
     plan: fingerprint of the plan. credit: what the source lacks of its share in the mixture (below 0: has too much), in
-    2**-36 tokens, or 2**-40 packs. changes: former changes of packing_length, each with the epoch and the packs consumed
-    before it, and the new length; see changed_plan.py.
+    2**-36 tokens, or 2**-40 packs. changes: former changes of packing_length, each with the epoch and the packs
+    consumed before it, and the new length; see changed_plan.py.
     """
 
     plan: str

@@ -2,10 +2,10 @@
 
 A pack holds samples of one source, perhaps of several streams (see PackPlan). Weights are shares of the tokens of
 packs. Each turn goes to the source with the earliest deadline, among sources that lack tokens of their share: packets
-of any size share a line in this way in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline of
-a source is the last turn before it lacks more than a full pack. After any number of packs each source has had its share
-over the whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns, as if
-all packs were full: where weights change it is exact for full packs. The cursor keeps what each source lacks.
+of any size share a line in this way in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline
+of a source is the last turn before it lacks more than a full pack. After any number of packs each source has had its
+share over the whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns,
+as if all packs were full: where weights change it is exact for full packs. The cursor keeps what each source lacks.
 
 Without weights, and in runs that an earlier release began, shares are of packs. The sources take turns by Tijdeman's
 algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), the same for packs of equal size: a

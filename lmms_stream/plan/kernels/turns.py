@@ -106,8 +106,8 @@ class _Turns(NamedTuple):
     """State of sources that take turns; see take_turns.
 
     known: int64[k], the clock at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps,
-    int64[k, 2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens, given
-    so far. givers: int64[k], sources in the order of their first turn since `taken` was 0.
+    int64[k, 2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens,
+    given so far. givers: int64[k], sources in the order of their first turn since `taken` was 0.
     """
 
     known: _Numbers
