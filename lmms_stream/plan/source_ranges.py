@@ -202,9 +202,9 @@ class SourceTurns:
         if self._known_tokens is not None:
             width = max(at_once, min(most, MAX_TOKENS // len(names)))
             nothing = np.zeros((2, len(names)), np.int64)
-            is_cut = np.zeros(len(names), np.bool_)
-            self._sizes = Sizes(np.empty((len(names), width), np.int64), *nothing, is_cut, -(-full_pack >> self._shift))
-        self._sources, self._num_epochs = sources, num_epochs
+            is_cut, full = np.zeros(len(names), np.bool_), -(-full_pack >> self._shift)
+            self._sizes = Sizes(np.empty((len(names), width), np.int64), nothing[0], nothing[1], is_cut, full)
+        self.sources, self._num_epochs = sources, num_epochs
         self._most_known = min(most + 1, max(1, MAX_COUNTS // max(1, len(names))))  # epochs of each
         self._known_counts = known_counts
         cursors = [sources[name] for name in names]
@@ -242,14 +242,14 @@ class SourceTurns:
             if self._first_epochs[number] < self._num_epochs(name):
                 self._counts[number] = self._known(name, int(self._first_epochs[number]))
                 return
-        self._sources[name] = self._cursor(number)
+        self.sources[name] = self._cursor(number)
         del self.names[number], self._counts[number]
         self._numbers, self._first_epochs, self._at, self._packs, self._credits = (
             np.delete(values, number)
             for values in (self._numbers, self._first_epochs, self._at, self._packs, self._credits)
         )
-        *of_sources, full = self._sizes
-        self._sizes = Sizes(*(np.delete(values, number, axis=0) for values in of_sources), full)
+        tokens, used, have, goes_on = (np.delete(values, number, axis=0) for values in self._sizes[:4])
+        self._sizes = Sizes(tokens, used, have, goes_on, self._sizes.full)
 
     def _next_epoch(self, number: int) -> None:
         self._first_epochs[number] += self._at[number] + 1
@@ -311,17 +311,23 @@ class SourceTurns:
             return done, False
         return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
 
-    def write(self) -> None:
-        """Move the cursors to the sources' positions."""
+    def from_here(self, sources: MutableMapping[str, SourceCursor]) -> SourceTurns:
+        """Return the same turns, after `write`, for other cursors of the same positions."""
+        self.sources = sources
+        return self
+
+    def write(self) -> bool:
+        """Move the cursors to the sources' positions; return whether the turns can go on there."""
         if self._ended is not None and self._num_epochs is not None:  # begin the next epoch at once
             self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
         for name, epoch, packs, credit in values:
-            before = self._sources[name]
-            self._sources[name] = SourceCursor(before.plan, epoch, packs, credit, before.changes)
+            before = self.sources[name]
+            self.sources[name] = SourceCursor(before.plan, epoch, packs, credit, before.changes)
+        return self._ended is None
 
     def _cursor(self, number: int) -> SourceCursor:
-        before, packs, credit = self._sources[self.names[number]], self._packs[number], self._credits[number]
+        before, packs, credit = self.sources[self.names[number]], self._packs[number], self._credits[number]
         epoch = int(self._first_epochs[number] + self._at[number])
         return SourceCursor(before.plan, epoch, int(packs), int(credit), before.changes)
 

@@ -91,6 +91,7 @@ class TurnTaking:
         for plan in self.plans.values():
             plan.counts_tokens |= self.schedule is not None and len(self.read_names) > 1
         self.by_length = PlansByLength(self.plans)
+        self._kept: tuple[tuple[int, int, list[str], list[SourceCursor]], SourceTurns] | None = None  # the last turns
 
     def _fit_plans(self, cursor: Cursor) -> None:
         """Take the plan of each source with the seed that it began with, see own_seeds; new sources have their own."""
@@ -108,7 +109,7 @@ class TurnTaking:
 
     def _share(self, shares: str) -> None:
         """Share tokens by weights, packs by those of the epochs, or (old cursors) packs; see Cursor."""
-        self.shares, self._quotas = shares, None
+        self.shares, self._quotas, self._kept = shares, None, None
 
     @cached_property
     def full_pack(self) -> int:
@@ -148,6 +149,10 @@ class TurnTaking:
         the step. until: the last pack to take, a range of length 1.
         """
         turn = step * global_batch + begun  # turns count from step 0
+        key = global_batch, count, [*sources], [*sources.values()]
+        if until is None and self._kept is not None and self._kept[0] == key:  # the next of many equal steps
+            turns = self._kept[1]
+            return self._take_turns(turns.from_here(sources), turn, count, global_batch, None, ranges)
         names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
         plans, numbers = self.by_length.at(sources)
         by_tokens = self.shares == TOKENS
@@ -156,7 +161,6 @@ class TurnTaking:
             if ranges is not None:
                 ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
             return taken.stop - taken.first
-        done, is_found = 0, False
         turns = SourceTurns(
             sources,
             names,
@@ -168,16 +172,29 @@ class TurnTaking:
             full_pack=self.full_pack if by_tokens else 1,
             at_once=global_batch,
         )
+        return self._take_turns(turns, turn, count, global_batch, until, ranges)
+
+    def _take_turns(
+        self,
+        turns: SourceTurns,
+        turn: int,
+        count: int,
+        global_batch: int,
+        until: SourceRange | None,
+        ranges: list[NDArray[np.int64]] | None,
+    ) -> int:
+        sources, done, is_found = turns.sources, 0, False
         while done < count and not is_found and turns.go_on():
             step, in_step = divmod(turn + done, global_batch)
             steps = global_batch - in_step, global_batch
             rows, ends = self._phases(step, steps[0], global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
-            least = 1 if by_tokens else UNIT // max(2, 2 * len(self.read_names) - 2)
+            least = 1 if self.shares == TOKENS else UNIT // max(2, 2 * len(self.read_names) - 2)
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
             done += num_packs
-        turns.write()
+        is_complete = turns.write()
+        self._kept = ((global_batch, count, [*sources], [*sources.values()]), turns) if is_complete else None
         return done
 
     def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
