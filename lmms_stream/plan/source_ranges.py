@@ -200,7 +200,7 @@ class SourceTurns:
         self._at_once = at_once
         self._sizes = no_sizes(len(names))
         if self._known_tokens is not None:
-            width = max(at_once, min(most, MAX_TOKENS // len(names)))
+            width = at_once + max(at_once, min(most, MAX_TOKENS // len(names)))
             nothing = np.zeros((2, len(names)), np.int64)
             is_cut, full = np.zeros(len(names), np.bool_), -(-full_pack >> self._shift)
             self._sizes = Sizes(np.empty((len(names), width), np.int64), nothing[0], nothing[1], is_cut, full)

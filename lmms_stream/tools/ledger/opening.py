@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
-from ...mds.mixed import mixed
+from ...mds.mixed import mixed, warn_of_shared
 from ...plan.cursor import SOURCE
 from ...plan.ledger import StepLookup
 from ...plan.left_out import LeftOut
@@ -176,6 +176,7 @@ def open_run(
     train, world, built = opened(data, path, world, is_stored)
     named = built if isinstance(built, Mapping) else {SOURCE: built}
     cores = {name: _core(each, name=name, path=path) for name, each in named.items()}
+    warn_of_shared(cores)
     if train.mixing == "samples":
         cores = {SOURCE: mixed(cores, weights=train.weights)}  # type: ignore[arg-type]  # no schedule
     return PlannedRun(path=path, train=train, world=world, built=built, datasets=cores)
