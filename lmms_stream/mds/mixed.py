@@ -61,7 +61,7 @@ def mixed(datasets: Mapping[str, PackedDataset], *, weights: Mapping[str, float]
 
 
 def warn_of_shared(datasets: Mapping[str, PackedDataset]) -> None:
-    """Warn of equal shards in datasets of two names, by their checksums: for example of a dataset that is named twice."""
+    """Warn of equal shards in datasets of two names, by checksums: for example of a dataset that is named twice."""
     found: dict[tuple[str, int, int], str] = {}  # a shard -> the first dataset with it
     shared: Counter[tuple[str, str]] = Counter()
     for name, dataset in datasets.items() if len(datasets) > 1 else ():

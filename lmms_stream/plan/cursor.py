@@ -326,7 +326,7 @@ def _count(value: Any) -> int:
 
 def _credit(value: Any) -> int:
     number = index(value)
-    if abs(number) > 1 << 62:
+    if abs(number) > 1 << 61:
         raise ValueError(f"{number} is out of range")
     return number
 

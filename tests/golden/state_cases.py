@@ -19,7 +19,7 @@ from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.pack_plan import PackPlan, own_seeds
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.plan.windows import WindowedMixture
@@ -266,6 +266,22 @@ def mixture_state(case: MixtureCase) -> dict[str, Any]:
     cursor = mixture.skip(mixture.start(), case.step, global_batch=case.global_batch)
     state: dict[str, Any] = json.loads(json.dumps(cursor.to_dict()))
     return state
+
+
+NEW = ("weights", "weights, window", "weights, across_sources", "schedule", "sources that end", "three sources")
+
+
+def new_digests() -> dict[str, Any]:
+    """Return the first state and the packs of new runs of some cases: shares of tokens, each source with its seed."""
+    found = {}
+    for name in NEW:
+        case = MIXTURES[name]
+        plans = own_seeds({source: source_plan(source) for source in case.sources})
+        mixture = WindowedMixture(plans, weights=case.weights, max_epochs=case.max_epochs, balance=case.balance)
+        start = mixture.start()
+        state = mixture.skip(start, case.step, global_batch=case.global_batch).to_dict()
+        found[name] = {"state": state, "digest": planned_digest(mixture, start, case, World(), 1)}
+    return found
 
 
 def planned_digest(mixture: WindowedMixture, cursor: Cursor, case: MixtureCase, world: World, workers: int) -> str:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,13 @@ from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import EpochOrder, OrderConfig
-from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.pack_plan import PackPlan, own_seeds
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.source_ranges import SourceRange
 from lmms_stream.plan.windows import WindowedMixture
 from numpy.typing import NDArray
 
+from ..rounds import rounds
 from ..strategies import chat_lengths, examples
 
 Reads = list[tuple[str, int, int]]  # (source, epoch, pack)
@@ -135,6 +138,76 @@ def test_a_schedule_neither_loses_nor_repeats_and_holds_the_weights_over_the_who
 ) -> None:
     full = {0: {"a": 1, "b": 1, "c": 1}} | schedule
     assert_nothing_lost_or_repeated(assert_weights_hold(PLANS, full, global_batch=global_batch, num_steps=12))
+
+
+def drawn_mixture(random: Random) -> tuple[dict[str, PackPlan], dict[int, dict[str, float]]]:
+    """Sources of packs that are full, nearly empty or very different, of any packing_length; weights of up to 6 phases."""
+    plans = {}
+    for name in "abcdefghi"[: random.randint(2, 9)]:
+        size, length = random.choice([1, 2, 5, 40, 300]), random.choice([64, 256, 1024])
+        longest = max(2, random.choice([3, length // 8, length // 2, length]))
+        lengths = np.random.default_rng(random.randrange(1 << 32)).integers(1, longest + 1, size)
+        packing = PackingConfig(packing_length=length, max_samples_per_pack=random.choice([None, None, 1, 2]))
+        plans[name] = PackPlan(lengths, [size], order=OrderConfig(), packing=packing)
+    schedule = {
+        first: {"a": 1.0} | {name: random.choice([1, 1, 2, 5, 0.1, 30, 0]) for name in plans if random.random() < 0.9}
+        for first in {0, *(random.randint(1, 40) for _ in range(random.choice([0, 0, 5])))}
+    }
+    return plans, schedule
+
+
+@pytest.mark.parametrize("seed", range(rounds(4, 200)))
+def test_random_mixtures_have_their_shares_of_a_plain_count_of_tokens_to_within_a_pack(seed: int) -> None:
+    random = Random(seed)
+    plans, schedule = drawn_mixture(random)
+    mixture = Mixture(plans, weights=schedule)
+    cursor, global_batch = mixture.start(), random.randint(1, 8)
+    had, due = dict.fromkeys(plans, 0), dict.fromkeys(plans, Fraction(0))
+    for number in range(60):
+        step = mixture.step(cursor, global_batch=global_batch)
+        cursor = step.after
+        weights = schedule[max(first for first in schedule if first <= number)]
+        total = sum(map(Fraction, weights.values()))
+        for part in step.ranges:
+            tokens = int(plans[part.source].packs(part.epoch, part.first, part.stop).lengths.sum())
+            had[part.source] += tokens
+            for name, weight in weights.items():
+                due[name] += tokens * Fraction(weight) / total
+        assert max(abs(had[name] - due[name]) for name in plans) <= max(plan.longest_pack for plan in plans.values())
+
+
+def orders(mixture: Mixture, cursor: Cursor) -> dict[str, list[int]]:
+    """Return the samples of the first pack of each source in the next steps."""
+    found: dict[str, list[int]] = {}
+    for _ in range(4):
+        step = mixture.step(cursor, global_batch=2)
+        for part in step.ranges:
+            packs = mixture.packs([part._replace(stop=part.first + 1)])
+            found.setdefault(part.source, packs.sample_ids.tolist())
+        cursor = step.after
+    return found
+
+
+def test_a_source_keeps_the_stream_of_the_seed_that_it_began_with() -> None:
+    def plans(names: str) -> dict[str, PackPlan]:
+        return {name: make_plan(90) for name in names}
+
+    new = Mixture(own_seeds(plans("ab")))
+    cursor = new.start()
+    assert len({plan.fingerprint for plan in [make_plan(90), *new.plans.values()]}) == 3
+    of_new = orders(new, cursor)
+    assert of_new["a"] != of_new["b"]
+    common = Mixture(plans("ab"))
+    old = replace(common.start(), shares="")
+    resumed = Mixture(own_seeds(plans("ab")))
+    assert orders(resumed, resumed.adopt(old)) == orders(common, old)
+    joined = Mixture(own_seeds(plans("abc")))
+    at = joined.adopt(old).sources
+    assert [at[name].plan for name in "ab"] == [old.sources[name].plan for name in "ab"]
+    assert at["c"].plan not in {at["a"].plan, new.plans["a"].fingerprint}
+    alone = Mixture(own_seeds(plans("b")))
+    assert alone.start().sources["b"].plan == make_plan(90).fingerprint
+    assert alone.adopt(cursor).sources["b"] == cursor.sources["b"]
 
 
 UNEVEN = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([1, 2, 7, 100, 204, 662, 855]), min_size=1)
