@@ -255,7 +255,8 @@ def test_tokens_whose_columns_differ_are_not_packed_together(root: Path, tmp_pat
 def test_a_state_of_mixed_samples_refuses_its_datasets_in_another_order(tmp_path: Path) -> None:
     """Datasets of equal sizes and lengths have one plan in any order."""
     for name in "ab":
-        write_samples(tmp_path / name, [{"input_ids": np.arange(n) + (name == "b")} for n in range(5, 25)])
+        rows = [np.arange(length, dtype=np.int32) + (name == "b") for length in range(5, 25)]
+        write_samples(tmp_path / name, [(each, np.array([[0, 5]], np.int32)) for each in rows])
 
     def loader(names: str) -> PackedLoader:
         named = {n: PackedDataset(tmp_path / n, processor=TokensProcessor(), packing=PACKING) for n in names}

@@ -141,7 +141,7 @@ def test_a_schedule_neither_loses_nor_repeats_and_holds_the_weights_over_the_who
 
 
 def drawn_mixture(random: Random) -> tuple[dict[str, PackPlan], dict[int, dict[str, float]]]:
-    """Sources of packs that are full, nearly empty or very different, of any packing_length; weights of up to 6 phases."""
+    """Sources of full, nearly empty or very different packs, of any packing_length; weights of up to 6 phases."""
     plans = {}
     for name in "abcdefghi"[: random.randint(2, 9)]:
         size, length = random.choice([1, 2, 5, 40, 300]), random.choice([64, 256, 1024])
