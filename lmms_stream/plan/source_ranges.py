@@ -248,8 +248,8 @@ class SourceTurns:
             np.delete(values, number)
             for values in (self._numbers, self._first_epochs, self._at, self._packs, self._credits)
         )
-        tokens, used, have, goes_on = (np.delete(values, number, axis=0) for values in self._sizes[:4])
-        self._sizes = Sizes(tokens, used, have, goes_on, self._sizes.full)
+        tokens, used, have = (np.delete(values, number, axis=0) for values in self._sizes[:3])
+        self._sizes = Sizes(tokens, used, have, np.delete(self._sizes.goes_on, number), self._sizes.full)
 
     def _next_epoch(self, number: int) -> None:
         self._first_epochs[number] += self._at[number] + 1
@@ -311,13 +311,8 @@ class SourceTurns:
             return done, False
         return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
 
-    def from_here(self, sources: MutableMapping[str, SourceCursor]) -> SourceTurns:
-        """Return the same turns, after `write`, for other cursors of the same positions."""
-        self.sources = sources
-        return self
-
     def write(self) -> bool:
-        """Move the cursors to the sources' positions; return whether the turns can go on there."""
+        """Move the cursors to the sources' positions; return whether the turns can go on there, with equal `sources`."""
         if self._ended is not None and self._num_epochs is not None:  # begin the next epoch at once
             self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)

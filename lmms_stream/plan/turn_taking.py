@@ -152,7 +152,8 @@ class TurnTaking:
         key = global_batch, count, [*sources], [*sources.values()]
         if until is None and self._kept is not None and self._kept[0] == key:  # the next of many equal steps
             turns = self._kept[1]
-            return self._take_turns(turns.from_here(sources), turn, count, global_batch, None, ranges)
+            turns.sources = sources
+            return self._take_turns(turns, turn, count, global_batch, None, ranges)
         names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
         plans, numbers = self.by_length.at(sources)
         by_tokens = self.shares == TOKENS
