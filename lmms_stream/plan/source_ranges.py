@@ -312,7 +312,7 @@ class SourceTurns:
         return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
 
     def write(self) -> bool:
-        """Move the cursors to the sources' positions; return whether the turns can go on there, with equal `sources`."""
+        """Move the cursors to the sources' positions; return whether the turns can go on there."""
         if self._ended is not None and self._num_epochs is not None:  # begin the next epoch at once
             self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
