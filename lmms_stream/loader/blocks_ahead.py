@@ -17,6 +17,7 @@ from ..mds.core import PackedDataset
 from ..mds.shard_list import UNKNOWN, ShardNumbers
 from ..plan.assign import home_nodes
 from ..plan.next_use import NEVER, NextUse, Places, place, served_nodes
+from ..plan.pack_plan import PackPlan
 from ..plan.source_ranges import SourceBlock
 from ..storage.locks import file_of
 from ..types import World
@@ -38,21 +39,21 @@ class BlocksAhead:
     def __init__(
         self,
         datasets: Mapping[str, PackedDataset],
+        plans: Mapping[str, PackPlan],
         world: World,
         *,
         margin_steps: int,
         epochs: Mapping[str, int],
         mixes_blocks: bool = False,
     ):
-        self._datasets, self._mixes_blocks = datasets, mixes_blocks
+        self._datasets, self._plans, self._mixes_blocks = datasets, plans, mixes_blocks
         self._world = world
         self._outlooks: dict[str, CacheOutlook] = {}
         for source, dataset in datasets.items():
             quota = next((each.cache.quota for each in dataset.stored if each.cache.quota is not None), None)
             if quota is not None:
-                outlook = CacheOutlook(
-                    dataset, self._needed(source), margin_steps=margin_steps, epoch=epochs.get(source, 0)
-                )
+                needed, epoch = self._needed(source), epochs.get(source, 0)
+                outlook = CacheOutlook(dataset, plans[source], needed, margin_steps=margin_steps, epoch=epoch)
                 quota.outlook = self._outlooks[source] = outlook
         self._at: dict[tuple[str, int], tuple[int, int]] = {}  # source and canonical node -> epoch and block
 
@@ -90,11 +91,11 @@ class BlocksAhead:
                 self._datasets[each.source].pack_reader.prefetch(following, later=each in firsts)
 
     def _shards(self, block: SourceBlock) -> NDArray[np.int64]:
-        return self._datasets[block.source].plan.shards_of_block(block.epoch, block.node, block.block)
+        return self._plans[block.source].shards_of_block(block.epoch, block.node, block.block)
 
     def _serves(self, source: str, node: int) -> bool:
         """Return whether packs of a canonical node are read here, if a step has room."""
-        world, num_canonical_nodes = self._world, self._datasets[source].plan.num_canonical_nodes
+        world, num_canonical_nodes = self._world, self._plans[source].num_canonical_nodes
         home = home_nodes(np.array(node), nodes=world.group_nodes, num_canonical_nodes=num_canonical_nodes)
         return bool(home == world.group_node)
 
@@ -104,7 +105,7 @@ class BlocksAhead:
         return served_nodes(
             world.group_node,
             nodes=world.group_nodes,
-            num_canonical_nodes=self._datasets[source].plan.num_canonical_nodes,
+            num_canonical_nodes=self._plans[source].num_canonical_nodes,
         )
 
 
@@ -120,9 +121,11 @@ class CacheOutlook:
     block counts as in use for this number of steps. epoch: first epoch.
     """
 
-    def __init__(self, dataset: PackedDataset, serves: NDArray[np.bool_], *, margin_steps: int, epoch: int):
+    def __init__(
+        self, dataset: PackedDataset, plan: PackPlan, serves: NDArray[np.bool_], *, margin_steps: int, epoch: int
+    ):
         sizes = np.concatenate([each.shards.sizes * each.is_copied for each in dataset.stored])
-        self._next_use = NextUse(dataset.plan, serves=serves, sizes=sizes, limit_bytes=dataset.fetch.limit_bytes)
+        self._next_use = NextUse(plan, serves=serves, sizes=sizes, limit_bytes=dataset.fetch.limit_bytes)
         # By folder of shards: folder, shards and first shard of the stream.
         self._streams: dict[Path, tuple[Path, ShardNumbers, int]] = {}
         first = 0

@@ -22,6 +22,7 @@ from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import UNMEASURED, LanePlanner
 from ..plan.left_out import LeftOut
+from ..plan.pack_plan import own_seeds
 from ..plan.planner import PREFETCH_PACKS, Planned, StepPlanner, Work, steps_ahead
 from ..plan.source_ranges import Weights
 from ..plan.windows import WindowedMixture
@@ -223,18 +224,19 @@ class PlanWorker(PackWorker):
 
     @cached_property
     def mixture(self) -> WindowedMixture:
-        plans = {name: dataset.plan for name, dataset in self.datasets.items()}
+        plans = own_seeds({name: dataset.plan for name, dataset in self.datasets.items()})
         return WindowedMixture(plans, weights=self.weights, max_epochs=self.max_epochs, balance=self.balance)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}
 
     def _planned(self, start: dict[str, Any], *, worker: int, num_workers: int) -> Iterator[Planned]:
-        cursor, steps = Cursor.from_dict(start), self.settings.steps
+        cursor, steps = self.mixture.adopt(Cursor.from_dict(start)), self.settings.steps
         planner = StepPlanner(self.mixture, steps, worker=worker, num_workers=num_workers)
         num_steps = self.mixture.steps_of_window(cursor, global_batch=steps.global_batch)
         ahead = BlocksAhead(
             self.datasets,
+            self.mixture.plans,
             steps.world,
             margin_steps=steps_ahead(steps, num_workers=num_workers) + num_steps,
             mixes_blocks=num_steps > 0,

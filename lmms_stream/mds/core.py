@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..plan.assign import most_served
+from ..plan.epoch_plan import TOKENS
 from ..plan.lanes import default_lanes
 from ..plan.order import OrderConfig, default_canonical_nodes, in_stored_order
 from ..plan.pack_plan import PackPlan, short_digest
@@ -437,12 +438,13 @@ class PackCountsFolder(MutableMapping[str, NDArray[Any]]):
     def __getitem__(self, key: str) -> NDArray[Any]:
         path = self._folder / f"{key}.npy"
         try:
-            counts: NDArray[Any] = np.load(path, mmap_mode="r" if self._is_mapped else None, allow_pickle=False)
+            is_mapped = self._is_mapped or key.endswith(TOKENS)
+            counts: NDArray[Any] = np.load(path, mmap_mode="r" if is_mapped else None, allow_pickle=False)
         except (OSError, ValueError, EOFError):  # missing or cut short: counted again
             raise KeyError(key) from None
         with suppress(OSError):  # in a read-only folder no file is removed either
             os.utime(path)
-        return counts if self._is_mapped else np.asarray(counts, dtype=np.int64)
+        return counts if is_mapped else np.asarray(counts, dtype=np.int64)
 
     def __setitem__(self, key: str, counts: NDArray[Any]) -> None:
         path = self._folder / f"{key}.npy"

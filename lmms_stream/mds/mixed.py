@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, CursorError
 from ..plan.pack_plan import packed_tokens
 from ..plan.sample_order import StreamShare, samples_chosen
 from ..processors.base import processor_fingerprint
 from .core import PackedDataset
 
+logger = logging.getLogger("lmms_stream")
 Mixing = Literal["packs", "samples"]
 
 
@@ -55,6 +58,35 @@ def mixed(datasets: Mapping[str, PackedDataset], *, weights: Mapping[str, float]
     if weights is not None:
         found.counts = _counts(found, weights)
     return found
+
+
+def warn_of_shared(datasets: Mapping[str, PackedDataset]) -> None:
+    """Warn of equal shards in datasets of two names, by checksums: for example of a dataset that is named twice."""
+    found: dict[tuple[str, int, int], str] = {}  # a shard -> the first dataset with it
+    shared: Counter[tuple[str, str]] = Counter()
+    for name, dataset in datasets.items() if len(datasets) > 1 else ():
+        for stored in dataset.stored:
+            for info in stored.shards:
+                checksum = info.checksum or f"{stored.url}/{info.name}"
+                shared[found.setdefault((checksum, info.size, info.num_samples), name), name] += 1
+    for (first, name), count in shared.items():
+        if first != name:
+            logger.warning(
+                f"{count} of {len(datasets[name].samples_per_shard)} shards of dataset {name!r} are also shards of "
+                f"{first!r}: these samples come under both names; to repeat a dataset, name it once, with a weight"
+            )
+
+
+def check_order(dataset: PackedDataset, state: Mapping[str, Any]) -> None:
+    """Raise CursorError for a state of the same streams in another order: the ids of samples count through them."""
+    now, saved = [each.identity for each in dataset.stored], list(state.get("streams", ()))
+    if saved != now and sorted(saved) == sorted(now):
+        names = [dataset.names[now.index(each)] for each in saved]
+        raise CursorError(
+            f"the state is of the datasets in the order {', '.join(names)}, and they are named as "
+            f"{', '.join(dataset.names)}: packs of samples of several datasets (mixing: samples) follow their order, "
+            "name them as before"
+        )
 
 
 def _counts(dataset: PackedDataset, weights: Mapping[str, float]) -> tuple[int, ...]:

@@ -48,6 +48,14 @@ class JoinedEpoch(EpochPlan):
             position += len(own)
         return [(first, node, block) for (node, block), first in firsts.items()]
 
+    @property
+    def has_tokens(self) -> bool:
+        return True
+
+    def tokens(self, first: int, stop: int) -> NDArray[np.int64]:
+        packs = self.packs(np.arange(first, stop))  # there are few such epochs: nothing is kept
+        return np.add.reduceat(packs.lengths, packs.offsets[:-1])
+
     def _parts(self, numbers: NDArray[np.int64]) -> list[tuple[EpochPlan, NDArray[np.int64]]]:
         """Return the parts with any of these packs, each with its own numbers. numbers: one or more, ascending."""
         early = int(np.searchsorted(numbers, self._num_before))
@@ -102,6 +110,7 @@ class ChangedPlan(PackPlan):
         super().__init__(before.index, before.samples_per_shard, **inputs)  # type: ignore[arg-type]
         self._before, self._change = before, change
         self._whole = before.of_packing(packing)
+        self.counts_tokens = before.counts_tokens
         self._joined: dict[int, JoinedEpoch] = {}
         self.fingerprint = before.fingerprint
 
@@ -136,7 +145,7 @@ class ChangedPlan(PackPlan):
         lefts = before.left_after(self._change.packs)
         rest = RestOrder(self.samples_per_shard, config=order.config, epoch=epoch, lefts=lefts)
         cache, counting = whole._counts_cache, whole._counting
-        counts = block_counts(inputs, order, key, counts_cache=cache, counting=counting).copy()
+        counts = block_counts(inputs, order, key, counts_cache=cache, counting=counting)[0].copy()
         row = 0
         for node, left in enumerate(lefts):
             counts[row : row + left.first_block] = 0

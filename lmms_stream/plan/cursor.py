@@ -16,6 +16,8 @@ CURSOR_VERSION = 2  # 1: shares began at 0 in each phase of a mixture, and unshu
 WINDOW_VERSION = 3  # of a cursor inside a window
 LENGTHS_VERSION = 4  # of a cursor after a change of packing_length
 ACROSS_VERSION = 5  # of a cursor inside a window across sources, also after such a change
+TOKENS_VERSION = 6  # of a cursor with turns by tokens, also inside a window and after such a change
+TOKENS, EPOCHS = "tokens", "epochs"  # what sources share in turns: tokens by weights, or packs by those of their epochs
 MANY_SOURCES = 64  # more sources are written in a packed string
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
 _OF_PACKED = "packed_sources"  # `order` of packed sources: the string has it
@@ -48,9 +50,9 @@ Changes = tuple[LengthChange, ...]
 class SourceCursor(NamedTuple):
     """Position in a source: `packs` packs of epoch `epoch` of its plan are consumed.
 
-    plan: fingerprint of the plan. credit: missing packs of the source's share in the mixture (below 0: too many), in
-    2**-40 packs. changes: former changes of packing_length, each with the epoch and the packs consumed before it, and
-    the new length; see changed_plan.py.
+    plan: fingerprint of the plan. credit: what the source lacks of its share in the mixture (below 0: has too much), in
+    2**-36 tokens, or 2**-40 packs. changes: former changes of packing_length, each with the epoch and the packs
+    consumed before it, and the new length; see changed_plan.py.
     """
 
     plan: str
@@ -115,18 +117,20 @@ class Cursor:
     """Position of a run. step: number of finished steps. sources: cursor of each source, by name, in their order.
 
     The order of the sources decides between equal turns. window: None outside of windows. has_order: whether the order
-    is known; it is not in states of earlier releases.
+    is known; it is not in states of earlier releases. shares: TOKENS or EPOCHS; "" in states of earlier releases of
+    several sources, whose weights are shares of packs.
     """
 
     step: int = 0
     sources: Mapping[str, SourceCursor]
     window: WindowCursor | None = None
     has_order: bool = field(default=True, compare=False)
+    shares: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle tuples: each step sends a cursor, and dataclasses take several times as long."""
         window = self.window and (*self.window[:1], _tuples(self.window.sources), *self.window[2:])
-        return _unpickled, (self.step, _tuples(self.sources), window)
+        return _unpickled, (self.step, _tuples(self.sources), window, self.shares)
 
     def to_dict(self) -> dict[str, Any]:
         """Return ints and strings, for JSON; see from_dict. More than MANY_SOURCES sources are a packed string.
@@ -147,6 +151,9 @@ class Cursor:
             written["version"] = LENGTHS_VERSION
         if self.window is not None and self.window.across_sources:
             written["version"] = ACROSS_VERSION
+        if len(self.sources) > 1 and self.shares:  # a source alone takes no turns
+            written |= {"version": TOKENS_VERSION if self.shares == TOKENS else written["version"]}
+            written["shares"] = self.shares
         return written
 
     @staticmethod
@@ -160,12 +167,19 @@ class Cursor:
                 "set packing_mode to lanes"
             )
         refuse_state_of_samples(data)
-        is_in_window = data.get("version") in (WINDOW_VERSION, LENGTHS_VERSION, ACROSS_VERSION) and "window" in data
-        if not is_in_window and data.get("version") != LENGTHS_VERSION:
-            check_version(data.get("version"))
+        version = data.get("version")
+        of_windows = WINDOW_VERSION, LENGTHS_VERSION, ACROSS_VERSION, TOKENS_VERSION
+        is_in_window = version in of_windows and "window" in data
+        if not is_in_window and version not in (LENGTHS_VERSION, TOKENS_VERSION):
+            check_version(version)
         try:
+            shares = data.get("shares", "")
+            if shares not in ("", TOKENS, EPOCHS):
+                raise ValueError(f"sources cannot share {shares!r}")
             window = _read_window(data["window"]) if is_in_window else None
-            return Cursor(step=_count(data["step"]), sources=_read(data), window=window, has_order="order" in data)
+            return Cursor(
+                step=_count(data["step"]), sources=_read(data), window=window, has_order="order" in data, shares=shares
+            )
         except LmmsStreamError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -256,9 +270,9 @@ def _tuples(sources: Mapping[str, SourceCursor]) -> _Tuples:
     return [(name, tuple(at)) for name, at in sources.items()]
 
 
-def _unpickled(step: int, sources: _Tuples, window: tuple[Any, ...] | None) -> Cursor:
+def _unpickled(step: int, sources: _Tuples, window: tuple[Any, ...] | None, shares: str) -> Cursor:
     found = None if window is None else WindowCursor(window[0], _from_tuples(window[1]), *window[2:])
-    return Cursor(step=step, sources=_from_tuples(sources), window=found)
+    return Cursor(step=step, sources=_from_tuples(sources), window=found, shares=shares)
 
 
 def _from_tuples(sources: _Tuples) -> dict[str, SourceCursor]:
@@ -312,7 +326,7 @@ def _count(value: Any) -> int:
 
 def _credit(value: Any) -> int:
     number = index(value)
-    if abs(number) > 1 << 50:
+    if abs(number) > 1 << 61:
         raise ValueError(f"{number} is out of range")
     return number
 

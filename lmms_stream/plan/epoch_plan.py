@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..freed_memory import give_back_memory
 from .block_packs import BlockPacks, Order, PlanInputs, begun_block, pack_block
 from .order import BegunBlock, LeftOfNode, RestOrder, Turns
-from .packing import PackRange, ends_of, runs
+from .packing import PackRange, Packs, ends_of, runs
 
 _Numbers = NDArray[np.int64]
 _NODE_BITS = 40  # bits below a canonical node's number, for the number of a pack
@@ -71,16 +71,26 @@ def _in_order(taken: list[_Taken]) -> tuple[_Numbers, _Numbers, _Numbers, _Numbe
 class EpochPlan:
     """An epoch of a plan: the map from a pack's number to its node, block and position.
 
-    order, counts: of the epoch (see block_counts). Blocks are numbered by their turn in this epoch.
+    order, counts, tokens: of the epoch (see block_counts). Blocks are numbered by their turn in this epoch.
     """
 
-    def __init__(self, inputs: PlanInputs, order: Order, counts: NDArray[np.int64], *, epoch: int):
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        order: Order,
+        counts: NDArray[np.int64],
+        *,
+        epoch: int,
+        tokens: NDArray[np.int32] | None = None,
+    ):
         self._inputs = inputs
+        self._pack_tokens = tokens
         self.order = order
         self._blocks: dict[int, BlockPacks] = {}  # a block per canonical node
         self._has_replayed = False  # after memory was given back
         num_blocks = [self.order.num_blocks(node) for node in range(self.order.num_canonical_nodes)]
         self._turns = None if order.config.reshuffle else Turns(order.config, epoch, num_blocks)
+        stored = counts[:, 0]
         if self._turns is not None:
             counts = counts[self._turns.blocks_of_turns]
         self._counts = counts[:, 0]
@@ -99,7 +109,17 @@ class EpochPlan:
         # Number of packs of the canonical node before each block; with the node's number in front, as a search key.
         self._packs_before_block = packs_before - packs_before[self._first_blocks[nodes]]
         self._block_keys = nodes << _NODE_BITS | self._packs_before_block
+        self._first_packs = packs_before[self._first_blocks] if len(counts) else packs_before
         self._interleave([int(counts[end - count : end, 0].sum()) for count, end in zip(num_blocks, ends, strict=True)])
+        if self._turns is not None and tokens is not None:
+            of_blocks = np.split(tokens, np.cumsum(stored)[:-1])
+            turned = [
+                of_blocks[block][self._turned(node, row - int(self._first_blocks[node]), np.arange(num_packs))]
+                for row, (block, node, num_packs) in enumerate(
+                    zip(self._turns.blocks_of_turns.tolist(), nodes.tolist(), self._counts.tolist(), strict=True)
+                )
+            ]
+            self._pack_tokens = np.concatenate(turned)
 
     def _interleave(self, packs_per_node: list[int]) -> None:
         """Set the phases of the epoch. A round takes a pack of each canonical node with packs left.
@@ -119,6 +139,26 @@ class EpochPlan:
             previous = size
         self._phase_starts = np.array(phase_starts, np.int64)
         self._phase_rounds = np.array(phase_rounds, np.int64)
+
+    @property
+    def has_tokens(self) -> bool:
+        return self._pack_tokens is not None
+
+    def tokens(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Return the tokens of packs [first, stop): int64[stop - first]."""
+        assert self._pack_tokens is not None
+        found = np.empty(stop - first, np.int64)
+        ends = [*self._phase_starts[1:].tolist(), self.num_packs]
+        for phase, (start, end) in enumerate(zip(self._phase_starts.tolist(), ends, strict=True)):
+            if end <= first or start >= stop:
+                continue
+            nodes, rounds = self._phase_nodes[phase], int(self._phase_rounds[phase])
+            for turn, node in enumerate(nodes.tolist()):  # a round takes a pack of each
+                begin, last = (max(0, -(-(at - start - turn) // len(nodes))) for at in (first, min(stop, end)))
+                before = int(self._first_packs[node]) + rounds
+                to = slice(start + turn + begin * len(nodes) - first, min(stop, end) - first, len(nodes))
+                found[to] = self._pack_tokens[before + begin : before + last]
+        return found
 
     def _locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the canonical node, block and position in the block of each pack."""
@@ -420,7 +460,9 @@ class EpochPlan:
 #
 # Counting packs every block once. Counts are therefore cached; a single process counts for all sharers of the cache.
 
-CountsCache = MutableMapping[str, NDArray[np.int64]]
+CountsCache = MutableMapping[str, NDArray[Any]]
+Counts = tuple[NDArray[np.int64], NDArray[np.int32] | None]  # of blocks, and tokens of each pack
+TOKENS = "-tokens"  # ends the key of the packs' tokens, beside the counts
 Counting = Callable[[str], AbstractContextManager[object]]
 
 
@@ -432,37 +474,54 @@ def block_counts(
     counts_cache: CountsCache,
     counting: Counting,
     num_threads: int | None = None,
-) -> NDArray[np.int64]:
+    with_tokens: bool = False,
+) -> Counts:
     """Return cached or new packs, tokens and overlong samples of each block of an epoch: int64[num_blocks, 3].
 
-    With media a fourth column counts the overlong samples with media. num_threads: counting threads (default: one per
-    core).
+    With media a fourth column counts the overlong samples with media. with_tokens: also return the tokens of each pack,
+    block after block. num_threads: counting threads (default: one per core).
     """
     num_blocks = sum(order.num_blocks(node) for node in range(order.num_canonical_nodes))
     shape = num_blocks, 3 + (inputs.index.patches is not None)
-    counts = counts_cache.get(key)
-    if counts is not None and counts.shape == shape:
-        return counts
-    with counting(key):
-        counts = counts_cache.get(key)  # another process may have counted meanwhile
+
+    def cached() -> Counts | None:
+        counts, tokens = counts_cache.get(key), counts_cache.get(key + TOKENS) if with_tokens else None
         if counts is None or counts.shape != shape:
-            counts = counts_cache[key] = count_blocks(inputs, order, num_threads=num_threads)
-    return counts
+            return None
+        if with_tokens and (tokens is None or tokens.shape != (counts[:, 0].sum(),)):  # counted without tokens
+            return None
+        return counts, tokens
+
+    if (found := cached()) is not None:
+        return found
+    with counting(key):
+        found = cached()  # another process may have counted meanwhile
+        if found is None:
+            found = count_blocks(inputs, order, num_threads=num_threads, with_tokens=with_tokens)
+            if found[1] is not None:
+                counts_cache[key + TOKENS] = found[1]
+            counts_cache[key] = found[0]
+    return found
 
 
 def count_block(inputs: PlanInputs, order: Order, node: int, block: int) -> tuple[int, int, int, int]:
     """Return the packs, tokens, overlong samples, and overlong samples with media of a block."""
-    packs = pack_block(inputs, order, node, block)
+    return _counts_of(pack_block(inputs, order, node, block))
+
+
+def _counts_of(packs: Packs) -> tuple[int, int, int, int]:
     return len(packs), packs.num_tokens, packs.num_overlong, packs.num_overlong_media
 
 
-def count_blocks(inputs: PlanInputs, order: Order, *, num_threads: int | None) -> NDArray[np.int64]:
+def count_blocks(inputs: PlanInputs, order: Order, *, num_threads: int | None, with_tokens: bool = False) -> Counts:
     """Count now, with the result of block_counts."""
     blocks = [(node, block) for node in range(order.num_canonical_nodes) for block in range(order.num_blocks(node))]
-    inputs = replace(inputs, packing=inputs.packing.counted)
+    if not with_tokens:
+        inputs = replace(inputs, packing=inputs.packing.counted)
 
-    def count(node_and_block: tuple[int, int]) -> tuple[int, int, int, int]:
-        return count_block(inputs, order, *node_and_block)
+    def count(node_and_block: tuple[int, int]) -> tuple[tuple[int, int, int, int], NDArray[np.int32] | None]:
+        packs = pack_block(inputs, order, *node_and_block)
+        return _counts_of(packs), packs.tokens if with_tokens else None
 
     if num_threads == 1:  # in this thread: threads of a pool would keep the process from ending
         counted = [count(each) for each in blocks]
@@ -471,4 +530,6 @@ def count_blocks(inputs: PlanInputs, order: Order, *, num_threads: int | None) -
             counted = list(pool.map(count, blocks))
     give_back_memory()
     num_columns = 3 + (inputs.index.patches is not None)
-    return np.array(counted, dtype=np.int64).reshape(-1, 4)[:, :num_columns]
+    counts = np.array([of_block for of_block, _ in counted], dtype=np.int64).reshape(-1, 4)[:, :num_columns]
+    tokens = [of_packs for _, of_packs in counted if of_packs is not None]
+    return counts, np.concatenate([np.empty(0, np.int32), *tokens]) if with_tokens else None

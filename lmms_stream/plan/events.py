@@ -52,7 +52,7 @@ class Events(Iterator[int]):
     @property
     def cursor(self) -> Cursor:
         """The cursor at the position, if no pack of its step is passed; `next` moves its sources."""
-        return Cursor(step=self.step, sources=self.sources, window=self.window)
+        return Cursor(step=self.step, sources=self.sources, window=self.window, shares=self._mixture.shares)
 
     def __next__(self) -> int:
         if self.step >= self._stop:

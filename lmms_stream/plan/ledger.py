@@ -6,9 +6,8 @@ other weights, sources or ranks is a list of stretches, each with the settings f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import CursorError, PackingError
 from ..types import World
-from .cursor import Cursor
+from .cursor import TOKENS, Cursor
 from .kernels.deal import PAD
 from .left_out import LeftOut
 from .mixture import Mixture, Step
@@ -323,22 +322,31 @@ def last_step(mixture: Mixture, cursor: Cursor, source: str, *, global_batch: in
     left = mixture.plan_of(source, at).num_packs(at.epoch) - at.packs
     lengths = mixture.plans[source].packing.lengths
     left = left * max(lengths) // min(lengths) + len(lengths)  # packing_length may fall
-    share = _share(last, source)
+    fill = {name: _fill(plan) if mixture.shares == TOKENS else 1.0 for name, plan in mixture.plans.items()}
+    share = _share(last, source, fill)
     others = 0  # maximum packs of other sources before these
     if not share:
         if any(weight and name not in mixture.max_epochs for name, weight in last.items()):
             return begin
-        share = min((found for _, weights in mixture.schedule if (found := _share(weights, source))), default=share)
+        shares = [_share(weights, source, fill) for _, weights in mixture.schedule]
+        share = min((each for each in shares if each), default=share)
         others = sum(_most_packs(mixture, cursor, name) for name in mixture.max_epochs)
     if not share:
         return begin
     num_packs = others + left / share + len(mixture.names)
+    if mixture.shares == TOKENS:  # packs of other epochs may be fuller, and a full pack is lacking at most
+        num_packs += left / share + sum(mixture.full_pack / each for each in fill.values())
     return begin - int(-num_packs // global_batch) + 1
 
 
-def _share(weights: object, source: str) -> Fraction:
-    shares: dict[str, float] = dict(weights)  # type: ignore[call-overload]
-    return Fraction(shares.get(source, 0)) / Fraction(sum(map(Fraction, shares.values())))
+def _share(weights: Mapping[str, float], source: str, fill: Mapping[str, float]) -> float:
+    """Return the share of a source in the packs. fill: about the tokens of a pack of each source."""
+    packs = {name: weight / fill[name] for name, weight in weights.items()}
+    return packs.get(source, 0) / sum(packs.values())
+
+
+def _fill(plan: PackPlan) -> float:
+    return max(1, plan.num_tokens(0)) / max(1, plan.num_packs(0))
 
 
 def _most_packs(mixture: Mixture, cursor: Cursor, source: str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .cursor import Cursor, SourceCursor, WindowCursor
+from .cursor import EPOCHS, TOKENS, Cursor, SourceCursor, WindowCursor
 from .events import Events, part_with, skipped
 from .source_ranges import SourceRange, SourceRanges
 from .turn_taking import TurnTaking
@@ -60,6 +60,11 @@ class Mixture(TurnTaking):
         Former sources keep their cursor. The sources stay in the cursor's order, and new ones follow. CursorError if a
         source follows another plan, or its position is after the end of its epoch.
         """
+        is_old = len(cursor.sources) > 1 and not cursor.shares
+        self._share("" if is_old else TOKENS if self.schedule is not None else EPOCHS)
+        if cursor.shares not in ("", self.shares):  # credits are of another kind
+            cursor = replace(cursor, sources={name: at._replace(credit=0) for name, at in cursor.sources.items()})
+        self._fit_plans(cursor)
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
         has_order = cursor.has_order and len(cursor.sources) > 1  # a source alone has no order

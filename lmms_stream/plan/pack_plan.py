@@ -10,18 +10,18 @@ import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, LengthsError, PackingError
 from .block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS, MIXED_SEGMENTS, Order, PlanInputs
-from .epoch_plan import Amounts, Counting, CountsCache, EpochPlan, block_counts, count_blocks
+from .epoch_plan import Amounts, Counting, Counts, CountsCache, EpochPlan, block_counts, count_blocks
 from .lengths import Lengths, hash_lengths
 from .order import EpochOrder, OrderConfig, in_stored_order, shards_of, streams_digest
 from .packing import PackingConfig, PackRange, no_packs
@@ -33,6 +33,17 @@ PLAN_VERSION = 2  # changes when the same inputs give other packs
 WINDOW_VERSION = 4  # version of window_N
 STREAMS_VERSION = 1  # version of the order of several streams, behind the version of the packs
 _CHUNK = 1 << 22  # lengths per vectorized operation
+
+
+class KnownTokens(NamedTuple):
+    """The next packs of a source: numbers of packs of the current epoch and the next epochs, and tokens of each pack.
+
+    goes_on: whether the current epoch has more packs.
+    """
+
+    counts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    goes_on: bool
 
 
 class PackPlan:
@@ -99,8 +110,10 @@ class PackPlan:
         self._counted: dict[
             int, NDArray[np.int64]
         ] = {}  # packs of epochs, each as int64[1]: `len` asks for all of them
+        self.counts_tokens = False  # whether the tokens of each pack are counted and kept, for turns by tokens
+        self.other: PackPlan | None = None  # the same with another seed, see own_seeds
 
-    def keeping(self, num_segments: int) -> PackPlan:
+    def keeping(self, num_segments: int | None) -> PackPlan:
         """Return the same plan with another number of segments kept in memory."""
         return self._with(self.packing, num_segments)
 
@@ -108,17 +121,30 @@ class PackPlan:
         """Return the same plan with another packing config. keeps_counts: whether counts enter the cache."""
         return self._with(packing, self._given_kept_segments, keeps_counts=keeps_counts)
 
-    def _with(self, packing: PackingConfig, kept_segments: int | None, *, keeps_counts: bool = True) -> PackPlan:
-        return PackPlan(
+    def of_seed(self, seed: int) -> PackPlan:
+        """Return the same plan with another seed of the order."""
+        return self._with(self.packing, self._given_kept_segments, order=dataclasses.replace(self.order, seed=seed))
+
+    def _with(
+        self,
+        packing: PackingConfig,
+        kept_segments: int | None,
+        *,
+        keeps_counts: bool = True,
+        order: OrderConfig | None = None,
+    ) -> PackPlan:
+        made = PackPlan(
             self.index,
             self.samples_per_shard,
-            order=self.order,
+            order=order or self.order,
             packing=packing,
             counts_cache=self._counts_cache if keeps_counts else None,
             counting=self._counting if keeps_counts else nullcontext,
             kept_segments=kept_segments,
             streams=self.streams,
         )
+        made.counts_tokens = self.counts_tokens
+        return made
 
     def sharing(self, num_plans: int) -> PackPlan:
         """Return the plan for a mixture of num_plans: all keep MIXED_SEGMENTS together, unless kept_segments is set.
@@ -172,12 +198,25 @@ class PackPlan:
             self._counted[epoch] = np.array([self._epoch(epoch).num_packs])
         return self._counted[epoch]
 
+    def known_tokens(self, epoch: int, first: int, most: int) -> KnownTokens:
+        """Return about the next `most` packs from a position on, with their tokens; see counts_tokens."""
+        if self.short is not None:
+            counts, tokens = self.short.tokens(epoch)
+            return KnownTokens(counts, tokens[first:], False)
+        num_packs = self.num_packs(epoch)
+        stop = min(num_packs, first + most)
+        return KnownTokens(np.array([num_packs]), self._epoch(epoch).tokens(first, stop), stop < num_packs)
+
     def count(self, epoch: int) -> None:
         """Count the packs of an epoch ahead of time, with a single thread."""
-        if self.is_short:
-            return
-        key, order = self._packed(epoch)
-        block_counts(self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting, num_threads=1)
+        if not self.is_short:
+            self._block_counts(*self._packed(epoch), num_threads=1)
+
+    def _block_counts(self, key: str, order: Order, *, num_threads: int | None = None) -> Counts:
+        return block_counts(
+            self._inputs, order, key, counts_cache=self._counts_cache, counting=self._counting,
+            num_threads=num_threads, with_tokens=self.counts_tokens,
+        )  # fmt: skip
 
     def num_overlong(self, epoch: int) -> int:
         """Return the number of samples of the epoch longer than a pack."""
@@ -360,14 +399,14 @@ class PackPlan:
         return self._orders[epoch].shards_of_block(node, block)
 
     def _epoch(self, epoch: int) -> EpochPlan:
-        if epoch not in self._epochs:
+        found = self._epochs.get(epoch)
+        if found is None or (self.counts_tokens and not found.has_tokens):
             key, order = self._packed(epoch)
             if self.is_short:  # counted sooner than a folder is read
-                counts = count_blocks(self._inputs, order, num_threads=1)
+                counts, tokens = count_blocks(self._inputs, order, num_threads=1, with_tokens=self.counts_tokens)
             else:
-                cache, counting = self._counts_cache, self._counting
-                counts = block_counts(self._inputs, order, key, counts_cache=cache, counting=counting)
-            self._epochs[epoch] = EpochPlan(self._inputs, order, counts, epoch=epoch)
+                counts, tokens = self._block_counts(key, order)
+            self._epochs[epoch] = EpochPlan(self._inputs, order, counts, epoch=epoch, tokens=tokens)
             if len(self._epochs) > 2:
                 self._epochs.popitem(last=False)
         return self._epochs[epoch]
@@ -396,6 +435,21 @@ class PackPlan:
             version += f".{STREAMS_VERSION}"
             sizes = np.array([*sizes, *self.streams.num_shards, *self.streams.counts], np.int64)
         return plan_fingerprint(version, lengths_hash, sizes, order=order, packing=self.packing)
+
+
+def own_seeds(plans: Mapping[str, PackPlan]) -> dict[str, PackPlan]:
+    """Return the plans of a new run's sources: each of several has its own stream of the seed, by its name.
+
+    With one seed, datasets of equal sizes would have the same order, and rows that belong together would come together.
+    A single source has the seed itself, as in earlier releases. `other` of each is the plan with the other seed: a
+    source keeps the seed that it began with, see Mixture.adopt.
+    """
+    found = {}
+    for name, plan in plans.items():
+        own = plan.of_seed(int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16))
+        found[name], other = (own, plan) if len(plans) > 1 else (plan.keeping(plan._given_kept_segments), own)
+        found[name].other = other
+    return found
 
 
 def _only(epochs: Epochs) -> int:

@@ -219,7 +219,7 @@ class Packs:
     position that was split: once for each of its pieces). offsets: int64[num_packs + 1]. num_tokens: tokens in all
     packs. num_overlong: positions longer than a pack, dropped, truncated, split or kept; num_overlong_media: number of
     these with media, always dropped. pieces: None, or int32[num_segments] when samples were split: piece k of a
-    position starts at its token k * packing_length.
+    position starts at its token k * packing_length. segments: tokens of the packed segments, and their order in packs.
     """
 
     order: NDArray[np.int32]
@@ -228,9 +228,16 @@ class Packs:
     num_overlong: int = 0
     num_overlong_media: int = 0
     pieces: NDArray[np.int32] | None = None
+    segments: tuple[NDArray[np.int32], NDArray[np.int32]] = (np.empty(0, np.int32), np.empty(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Tokens of each pack: int32[num_packs]."""
+        lengths, order = self.segments
+        return np.add.reduceat(lengths[order], self.offsets[:-1]) if len(self) else np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,6 +320,7 @@ def pack(
     return replace(
         packs,
         num_tokens=packs.num_tokens if segments.whole is None else int(segments.whole.sum(dtype=np.int64)),
+        segments=(segments.lengths if segments.whole is None else segments.whole, packs.order),
         order=segments.positions[packs.order],
         num_overlong=segments.num_overlong,
         num_overlong_media=segments.num_overlong_media,
@@ -415,7 +423,7 @@ def pack_segments(tokens: NDArray[np.int32], config: PackingConfig, seed: int) -
         order, offsets = first_fit(tokens, limit, max_samples)
     else:
         order, offsets, _ = _best_fit(tokens, config, seed, waiting=NO_OPEN_PACKS, position=0, last=True)
-    return Packs(order=order, offsets=offsets, num_tokens=int(tokens.sum(dtype=np.int64)))
+    return Packs(order=order, offsets=offsets, num_tokens=int(tokens.sum(dtype=np.int64)), segments=(tokens, order))
 
 
 def _best_fit(

@@ -273,13 +273,14 @@ class StepPlanner:
     def locate(self, packs: PackRange) -> PackSegments:
         """Return the segments of packs, each with its sample's shard, index in the shard and tokens."""
         shard_ids, indices, expected = (np.empty_like(packs.sample_ids) for _ in range(3))
-        sources = np.repeat(packs.sources, np.diff(packs.offsets)) if len(self.mixture.names) > 1 else None
-        for number, (plan, first_ids) in enumerate(zip(self.mixture.plans.values(), self._first_ids, strict=True)):
-            here = slice(None) if sources is None else sources == number
-            sample_ids = packs.sample_ids[here]
+        sources = np.repeat(packs.sources, np.diff(packs.offsets))
+        by_source, plans = np.argsort(sources, kind="stable"), [*self.mixture.plans.values()]
+        numbers, begins = np.unique(sources[by_source], return_index=True)
+        for number, here in zip(numbers.tolist(), np.split(by_source, begins[1:]), strict=False):
+            sample_ids, first_ids = packs.sample_ids[here], self._first_ids[number]
             shard_ids[here] = shards_of(sample_ids, first_ids)
             indices[here] = sample_ids - first_ids[shard_ids[here]]
-            expected[here] = plan.lengths[sample_ids]
+            expected[here] = plans[number].lengths[sample_ids]
         return PackSegments(packs.sample_ids, packs.starts, packs.lengths, shard_ids, indices, expected)
 
     def _entered(self, stretch: Sequence[_ReaderStep], ranges: SourceRanges) -> dict[int, list[SourceBlock]]:

@@ -35,6 +35,7 @@ from .packing import MAX_LENGTH, PackingConfig, PackRange, cut_overlong, ends_of
 MAX_SAMPLES = 1 << 13  # of a short epoch; in a longer epoch Python's share of the time is small
 MAX_SEGMENTS = 1 << 16
 RUN_SEGMENTS = 1 << 15  # segments to pack in a call
+RUN_EPOCHS = 32  # epochs to pack in a call: a thousand sources are packed before the first batch
 EPOCH_SEGMENTS = 32  # an epoch with fewer segments, canonical nodes and shards takes equally long to pack
 MAX_RUNS = 16  # runs to keep
 MAX_KNOWN = 1 << 16  # epochs with equal counts to return in a call
@@ -77,7 +78,7 @@ class ShortEpochs:
         self._rules, self._counted = _rules(packing, len(lengths)), _rules(packing.counted, len(lengths))
         segments = max(1, int(self._facts.num_pieces.sum()))
         work = max(segments, num_canonical_nodes, len(samples_per_shard), EPOCH_SEGMENTS)
-        self._run_epochs = max(1, min(RUN_SEGMENTS, kept_segments // 4) // work)
+        self._run_epochs = min(RUN_EPOCHS, max(1, min(RUN_SEGMENTS, kept_segments // 4) // work))
         self._most_runs = max(2, min(MAX_RUNS, kept_segments // (self._run_epochs * segments)))
         self._runs: OrderedDict[int, EpochPacks] = OrderedDict()
         self._counts: OrderedDict[int, _Numbers] = OrderedDict()  # of the last used runs
@@ -103,6 +104,13 @@ class ShortEpochs:
                 self._counts.popitem(last=False)
         self._counts.move_to_end(number)
         return self._counts[number][at:]
+
+    def tokens(self, epoch: int) -> tuple[_Numbers, _Numbers]:
+        """Return the numbers of packs of some epochs from an epoch on, and the tokens of all their packs."""
+        run, at = self._run(epoch), epoch % self._run_epochs
+        offsets = run.offsets[run.first_packs[at] :]
+        lengths = run.segments.lengths[offsets[0] : offsets[-1]]
+        return np.diff(run.first_packs[at:]), np.add.reduceat(lengths, offsets[:-1] - offsets[0], dtype=np.int64)
 
     def num_packs(self, first: int, stop: int) -> int:
         """Return the number of packs of the epochs [first, stop) together; a whole run is counted only once."""

@@ -16,8 +16,8 @@ from ..checks import plain_number, whole_number
 from ..errors import ConfigError
 from .changed_plan import ChangedPlan
 from .cursor import Changes, LengthChange, SourceCursor
-from .kernels.turns import take_epochs
-from .pack_plan import PackPlan
+from .kernels.turns import NEVER, Sizes, no_sizes, take_epochs
+from .pack_plan import KnownTokens, PackPlan
 from .packing import ends_of, runs
 
 
@@ -169,14 +169,17 @@ def join(arrays: object) -> NDArray[np.int64]:
 
 MAX_ROWS = 1 << 14  # ranges to take at once, besides a range per source
 MAX_COUNTS = 1 << 16  # counts of epochs of all sources to read at once
+MAX_TOKENS = 1 << 19  # tokens of packs of all sources to read at once
+MOST_BITS = 25  # of the tokens of a pack; more are counted in units of several tokens
 
 
 class SourceTurns:
     """The sources with packs left: `names`, and their current `epochs`.
 
     sources: all cursors, moved by `write`. numbers: of the names, as in SourceRanges. known_counts: numbers of packs of
-    an epoch of a source and of the next epochs counted together (see PackPlan). num_epochs: of a source; None: a source
-    ends with its current epoch, and stays there. most: maximum number of packs.
+    an epoch of a source and of the next epochs counted together (see PackPlan). known_tokens: for turns by tokens, see
+    PackPlan; full_pack: tokens of a full pack; at_once: packs of a step. num_epochs: of a source; None: a source ends
+    with its current epoch, and stays there. most: maximum number of packs.
     """
 
     def __init__(
@@ -188,8 +191,20 @@ class SourceTurns:
         known_counts: Callable[[str, int], NDArray[np.int64]],
         num_epochs: Callable[[str], float] | None,
         most: int,
+        known_tokens: Callable[[str, int, int, int], KnownTokens] | None = None,
+        full_pack: int = 1,
+        at_once: int = 0,
     ):
-        self._sources, self._num_epochs = sources, num_epochs
+        self._known_tokens = known_tokens if len(names) > 1 else None
+        self._shift = max(0, full_pack.bit_length() - MOST_BITS)
+        self._at_once = at_once
+        self._sizes = no_sizes(len(names))
+        if self._known_tokens is not None:
+            width = at_once + max(at_once, min(most, MAX_TOKENS // len(names)))
+            nothing = np.zeros((2, len(names)), np.int64)
+            is_cut, full = np.zeros(len(names), np.bool_), -(-full_pack >> self._shift)
+            self._sizes = Sizes(np.empty((len(names), width), np.int64), nothing[0], nothing[1], is_cut, full)
+        self.sources, self._num_epochs = sources, num_epochs
         self._most_known = min(most + 1, max(1, MAX_COUNTS // max(1, len(names))))  # epochs of each
         self._known_counts = known_counts
         cursors = [sources[name] for name in names]
@@ -227,16 +242,30 @@ class SourceTurns:
             if self._first_epochs[number] < self._num_epochs(name):
                 self._counts[number] = self._known(name, int(self._first_epochs[number]))
                 return
-        self._sources[name] = self._cursor(number)
+        self.sources[name] = self._cursor(number)
         del self.names[number], self._counts[number]
         self._numbers, self._first_epochs, self._at, self._packs, self._credits = (
             np.delete(values, number)
             for values in (self._numbers, self._first_epochs, self._at, self._packs, self._credits)
         )
+        tokens, used, have = (np.delete(values, number, axis=0) for values in self._sizes[:3])
+        self._sizes = Sizes(tokens, used, have, np.delete(self._sizes.goes_on, number), self._sizes.full)
 
     def _next_epoch(self, number: int) -> None:
         self._first_epochs[number] += self._at[number] + 1
         self._at[number] = self._packs[number] = 0
+        self._sizes.used[number] = self._sizes.have[number]
+
+    def _find_tokens(self) -> None:
+        """Find the tokens of next packs where too few are known."""
+        assert self._known_tokens is not None
+        tokens, used, have, goes_on, _ = self._sizes
+        for number in np.flatnonzero((have == used) | (goes_on & (have - used < self._at_once))).tolist():
+            epoch = int(self._first_epochs[number] + self._at[number])
+            found = self._known_tokens(self.names[number], epoch, int(self._packs[number]), tokens.shape[1])
+            used[number], have[number] = 0, min(len(found.tokens), tokens.shape[1])
+            goes_on[number] = found.goes_on or len(found.tokens) > have[number]
+            tokens[number, : have[number]] = -(-found.tokens[: have[number]] >> self._shift)
 
     def take(
         self,
@@ -258,13 +287,20 @@ class SourceTurns:
         stop = np.array([-1, 0, 0])
         if until is not None and wanted is not None:
             stop = np.array([wanted, until.epoch - self._first_epochs[wanted], until.first])
+        sizes = self._sizes
+        if len(self.names) == 1:
+            sizes = no_sizes(1)
+        elif self._known_tokens is not None:
+            self._find_tokens()
+            ends = np.minimum(ends, NEVER // sizes.full) * sizes.full
         self._credits += share_out(-int(self._credits.sum()), quotas[0])
         if self._joined is None:
             self._joined = np.concatenate(self._counts), ends_of(np.array([len(each) for each in self._counts]))
         rows = np.empty((0 if ranges is None else min(count, MAX_ROWS) + len(self.names), 4), np.int64)
         done, num_rows, ended = take_epochs(
-            count, self._at, self._packs, *self._joined, self._credits, quotas, ends, UNIT, least, stop, steps, rows
-        )
+            count, self._at, self._packs, *self._joined, self._credits, quotas, ends, int(quotas[0].sum()) * sizes.full,
+            least, stop, steps, rows, sizes,
+        )  # fmt: skip
         self._ended = ended if ended >= 0 else None
         if ranges is not None:
             taken = rows[:num_rows]
@@ -275,17 +311,18 @@ class SourceTurns:
             return done, False
         return done, (self.epochs[wanted], int(self._packs[wanted])) > (until.epoch, until.first)
 
-    def write(self) -> None:
-        """Move the cursors to the sources' positions."""
+    def write(self) -> bool:
+        """Move the cursors to the sources' positions; return whether the turns can go on there."""
         if self._ended is not None and self._num_epochs is not None:  # begin the next epoch at once
             self._next_epoch(self._ended)
         values = zip(self.names, self.epochs, self._packs.tolist(), self._credits.tolist(), strict=True)
         for name, epoch, packs, credit in values:
-            before = self._sources[name]
-            self._sources[name] = SourceCursor(before.plan, epoch, packs, credit, before.changes)
+            before = self.sources[name]
+            self.sources[name] = SourceCursor(before.plan, epoch, packs, credit, before.changes)
+        return self._ended is None
 
     def _cursor(self, number: int) -> SourceCursor:
-        before, packs, credit = self._sources[self.names[number]], self._packs[number], self._credits[number]
+        before, packs, credit = self.sources[self.names[number]], self._packs[number], self._credits[number]
         epoch = int(self._first_epochs[number] + self._at[number])
         return SourceCursor(before.plan, epoch, int(packs), int(credit), before.changes)
 
@@ -369,6 +406,7 @@ class PlansByLength:
 
 Weights = Mapping[str, float]  # source -> share of the tokens, in any unit
 UNIT = 1 << 40  # a pack, in the unit of shares and credits
+TOKEN_UNIT = 1 << 36  # a token, in the same, of turns by tokens
 
 
 def parse_schedule(weights: Weights | Mapping[int, Weights], names: Sequence[str]) -> list[tuple[int, Weights]]:
@@ -403,8 +441,8 @@ def checked_epochs(max_epochs: Mapping[str, int] | None) -> dict[str, int]:
     return {name: whole_number(f"max_epochs of {name!r}", count, least=1) for name, count in counts}
 
 
-def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:
-    """Return shares as whole numbers with the sum UNIT: int64[len(shares)]; the largest remainders are rounded up.
+def to_quotas(shares: Sequence[Fraction | int], unit: int = UNIT) -> NDArray[np.int64]:
+    """Return shares as whole numbers with the sum `unit`: int64[len(shares)]; the largest remainders are rounded up.
 
     >>> to_quotas([Fraction(3), Fraction(1)]).tolist() == [3 * UNIT // 4, UNIT // 4]
     True
@@ -412,9 +450,9 @@ def to_quotas(shares: Sequence[Fraction | int]) -> NDArray[np.int64]:
     denominator = math.lcm(*(share.denominator for share in shares))
     numbers = [share.numerator * (denominator // share.denominator) for share in shares]
     total = sum(numbers)
-    quotas, rests = map(list, zip(*(divmod(number * UNIT, total) for number in numbers), strict=True))
+    quotas, rests = map(list, zip(*(divmod(number * unit, total) for number in numbers), strict=True))
     by_rest = sorted(range(len(shares)), key=lambda number: (-rests[number], number))
-    for number in by_rest[: UNIT - sum(quotas)]:
+    for number in by_rest[: unit - sum(quotas)]:
         quotas[number] += 1
     return np.array(quotas, np.int64)
 
@@ -428,7 +466,8 @@ def passed_on(weights: Sequence[list[Fraction]]) -> list[list[Fraction]]:
 
 
 def share_out(credit: int, quotas: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a credit shared in proportion: int64, of the shape of quotas, whose sum is UNIT."""
-    shares = np.array([credit * int(quota) // UNIT for quota in quotas.tolist()], np.int64) if credit else 0 * quotas
+    """Return a credit shared in proportion to quotas: int64, of their shape."""
+    unit = int(quotas.sum())
+    shares = np.array([credit * int(quota) // unit for quota in quotas.tolist()], np.int64) if credit else 0 * quotas
     shares[int(np.argmax(quotas))] += credit - int(shares.sum())
     return shares

@@ -1,14 +1,18 @@
 """Several sources taking turns. plans + weights + positions -> packs in turn; arithmetic only.
 
-A pack holds samples of one source, perhaps of several streams (see PackPlan), and packs are nearly full: shares of
-packs are shares of tokens. The sources take turns by Tijdeman's algorithm for the chairman assignment problem (Discrete
-Mathematics 32, 1980), with shares that may change from turn to turn. Each turn goes to the source with the earliest
-deadline, among sources that lack at least 1 / (2k - 2) packs of their share. The deadline of a source is the last turn
-before it lacks more than 1 - 1 / (2k - 2) packs, by the scheduled weights of the next turns. After any number of packs
-each of the k sources has had its share over the whole run to within 1 - 1 / (2k - 2) packs. The cursor keeps the
-missing packs of each source.
+A pack holds samples of one source, perhaps of several streams (see PackPlan). Weights are shares of the tokens of
+packs. Each turn goes to the source with the earliest deadline, among sources that lack tokens of their share: packets
+of any size share a line in this way in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline
+of a source is the last turn before it lacks more than a full pack. After any number of packs each source has had its
+share over the whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns,
+as if all packs were full: where weights change it is exact for full packs. The cursor keeps what each source lacks.
 
-After a source ends, the others share its turns and its missing packs. A phase of the schedule whose sources have all
+Without weights, and in runs that an earlier release began, shares are of packs. The sources take turns by Tijdeman's
+algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), the same for packs of equal size: a
+source must lack at least 1 / (2k - 2) packs, and its deadline is the last turn before it lacks more than 1 - 1 / (2k -
+2) packs. Each of k sources then has its share to within 1 - 1 / (2k - 2) packs.
+
+After a source ends, the others share its turns and what it lacks. A phase of the schedule whose sources have all
 ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.
 """
 
@@ -17,17 +21,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from .cursor import Cursor, SourceCursor, WindowCursor
+from .cursor import EPOCHS, TOKENS, Cursor, SourceCursor, WindowCursor
 from .kernels.turns import NEVER
 from .pack_plan import PackPlan
 from .packing import PackRange, ends_of
 from .source_ranges import (
+    TOKEN_UNIT,
     UNIT,
     PlansByLength,
     SourceBlock,
@@ -60,6 +66,7 @@ class TurnTaking:
     ):
         if not plans:
             raise ConfigError("a mixture needs at least one source")
+        self._given = plans
         self.plans = {name: plan.sharing(len(plans)) for name, plan in plans.items()}
         self.names = tuple(self.plans)
         self._numbers = {name: number for number, name in enumerate(self.names)}
@@ -70,14 +77,44 @@ class TurnTaking:
             self._phase_starts = np.array([first for first, _ in self.schedule], np.int64)
         self._is_read = frozenset(self.read_names)
         self._quotas: tuple[_QuotasKey, NDArray[np.int64]] | None = None  # of the last sources with packs left
+        self._share(EPOCHS if self.schedule is None else TOKENS)
         self.max_epochs = checked_epochs(max_epochs)
         for name in self.max_epochs:
             if name not in self.plans:
                 raise ConfigError(f"max_epochs names {name!r}, the sources are {', '.join(self.names)}")
             if self.schedule is None:
                 raise ConfigError("max_epochs needs weights: without weights each source comes once an epoch")
-        self.by_length = PlansByLength(self.plans)
+        self._take_plans()
         self.num_canonical_nodes = math.lcm(*(plan.num_canonical_nodes for plan in self.plans.values()))
+
+    def _take_plans(self) -> None:
+        for plan in self.plans.values():
+            plan.counts_tokens |= self.schedule is not None and len(self.read_names) > 1
+        self.by_length = PlansByLength(self.plans)
+        self._kept: tuple[tuple[int, int, list[str], list[SourceCursor]], SourceTurns] | None = None  # the last turns
+
+    def _fit_plans(self, cursor: Cursor) -> None:
+        """Take the plan of each source with the seed that it began with, see own_seeds; new sources have their own."""
+
+        def likeness(plan: PackPlan, began: str) -> int:
+            return sum(a == b for a, b in zip(plan.fingerprint.split("-"), began.split("-"), strict=False))
+
+        for name, plan in self._given.items():
+            if plan.other is not None:
+                began = cursor.sources[name].plan if name in cursor.sources else plan.fingerprint
+                chosen = max(plan, plan.other, key=partial(likeness, began=began))
+                if chosen.fingerprint != self.plans[name].fingerprint:
+                    self.plans[name] = chosen.sharing(len(self._given))
+        self._take_plans()
+
+    def _share(self, shares: str) -> None:
+        """Share tokens by weights, packs by those of the epochs, or (old cursors) packs; see Cursor."""
+        self.shares, self._quotas, self._kept = shares, None, None
+
+    @cached_property
+    def full_pack(self) -> int:
+        """Maximum tokens of a pack of any source."""
+        return max(plan.longest_pack for plan in self.plans.values())
 
     def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
         """Return the plan of a source at a cursor, with the changes of packing_length so far."""
@@ -112,14 +149,19 @@ class TurnTaking:
         the step. until: the last pack to take, a range of length 1.
         """
         turn = step * global_batch + begun  # turns count from step 0
+        key = global_batch, count, [*sources], [*sources.values()]
+        if until is None and self._kept is not None and self._kept[0] == key:  # the next of many equal steps
+            turns = self._kept[1]
+            turns.sources = sources
+            return self._take_turns(turns, turn, count, global_batch, None, ranges)
         names = [name for name in sources if name in self._is_read and self._has_packs(name, sources[name])]
         plans, numbers = self.by_length.at(sources)
+        by_tokens = self.shares == TOKENS
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
             taken = self._take_alone(sources, names[0], count)
             if ranges is not None:
                 ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
             return taken.stop - taken.first
-        done, is_found = 0, False
         turns = SourceTurns(
             sources,
             names,
@@ -127,17 +169,33 @@ class TurnTaking:
             known_counts=lambda name, epoch: plans[name].known_counts(epoch),
             num_epochs=None if self.schedule is None else self._num_epochs,
             most=count,
+            known_tokens=(lambda name, *at: plans[name].known_tokens(*at)) if by_tokens else None,
+            full_pack=self.full_pack if by_tokens else 1,
+            at_once=global_batch,
         )
+        return self._take_turns(turns, turn, count, global_batch, until, ranges)
+
+    def _take_turns(
+        self,
+        turns: SourceTurns,
+        turn: int,
+        count: int,
+        global_batch: int,
+        until: SourceRange | None,
+        ranges: list[NDArray[np.int64]] | None,
+    ) -> int:
+        sources, done, is_found = turns.sources, 0, False
         while done < count and not is_found and turns.go_on():
             step, in_step = divmod(turn + done, global_batch)
             steps = global_batch - in_step, global_batch
             rows, ends = self._phases(step, steps[0], global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
-            least = UNIT // max(2, 2 * len(self.read_names) - 2)
+            least = 1 if self.shares == TOKENS else UNIT // max(2, 2 * len(self.read_names) - 2)
             num_packs, is_found = turns.take(most, quotas, ends, least=least, until=until, steps=steps, ranges=ranges)
             done += num_packs
-        turns.write()
+        is_complete = turns.write()
+        self._kept = ((global_batch, count, [*sources], [*sources.values()]), turns) if is_complete else None
         return done
 
     def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
@@ -284,4 +342,5 @@ class TurnTaking:
             plans = [self.plan_of(name, sources[name]) for name in names]
             return to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
         weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
-        return np.stack([to_quotas(shares) for shares in passed_on(weights)])
+        unit = TOKEN_UNIT if self.shares == TOKENS else UNIT
+        return np.stack([to_quotas(shares, unit) for shares in passed_on(weights)])

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..checks import whole_number
 from ..errors import ConfigError, CursorError
 from .assign import LINEAR_COST, pack_costs
-from .cursor import Cursor, SourceCursor, WindowCursor
+from .cursor import TOKENS, Cursor, SourceCursor, WindowCursor
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan, short_digest
 from .packing import PackRange
@@ -166,6 +166,7 @@ class WindowedMixture(Mixture):
 
         CursorError inside a window with a source that is missing here, and if only one of both has weights.
         """
+        self._fit_plans(cursor)
         if cursor.window is not None:
             self._mixture_of(cursor.window)
         adopted = super().adopt(cursor)
@@ -208,7 +209,9 @@ class WindowedMixture(Mixture):
                 f"with the former ones to step {last} (max_steps), and change them there"
             )
         plans = {name: self.plans[name] for name in window.sources}
-        return Mixture(plans, weights=schedule, max_epochs=max_epochs)
+        former = Mixture(plans, weights=schedule, max_epochs=max_epochs)
+        former._share(self.shares)
+        return former
 
     def step(self, cursor: Cursor, *, global_batch: int) -> Step:
         window = cursor.window or self.window_at(cursor, global_batch=global_batch)
@@ -223,7 +226,6 @@ class WindowedMixture(Mixture):
     def window_at(self, cursor: Cursor, *, global_batch: int) -> WindowCursor | None:
         if self.balance == DEAL:
             return None
-        steps = self.window_steps(global_batch)
         steps = self.window_steps(global_batch)
         most = min(steps * global_batch, self.packs_to_change(cursor.step, global_batch=global_batch))
         ranges: list[NDArray[np.int64]] = []
@@ -303,6 +305,9 @@ class WindowedMixture(Mixture):
         shares: list[Mapping[str, float]] = [{name: plan.num_packs(0) for name, plan in self.plans.items()}]
         if self.schedule is not None:
             shares = [weights for _, weights in self.schedule]
+        if self.shares == TOKENS:
+            fill = {name: max(1, plan.num_tokens(0)) / plan.num_packs(0) for name, plan in self.plans.items()}
+            shares = [{name: share / fill[name] for name, share in each.items()} for each in shares]
         return math.ceil(steps * global_batch * max(each.get(source, 0) / sum(each.values()) for each in shares))
 
     def reach(self, cursor: Cursor) -> Mapping[str, SourceCursor]:

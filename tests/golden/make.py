@@ -2,7 +2,7 @@
 
 The files in the repository were written by this script at commit 67b50f60, before any other change of the project. Do
 not write them again when a test fails: a later commit would then compare itself with itself. Cases of something new go
-into new files.
+into new files: shares.json beside stored/ holds `new_digests` of the first commit with shares of tokens.
 
 Two runs at 67b50f60 write equal files, but for: `_lmms/dataset.json` of datasets ("asked" and "given once" are random
 for rows of memory; chat and grown name their sources in FOLDER, as does their `_lmms/provenance.json`), checkpoints and

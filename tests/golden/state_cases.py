@@ -19,7 +19,7 @@ from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.plan.cursor import Cursor
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.pack_plan import PackPlan, own_seeds
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.plan.windows import WindowedMixture
@@ -268,6 +268,22 @@ def mixture_state(case: MixtureCase) -> dict[str, Any]:
     return state
 
 
+NEW = ("weights", "weights, window", "weights, across_sources", "schedule", "sources that end", "three sources")
+
+
+def new_digests() -> dict[str, Any]:
+    """Return the first state and the packs of new runs of some cases: shares of tokens, each source with its seed."""
+    found = {}
+    for name in NEW:
+        case = MIXTURES[name]
+        plans = own_seeds({source: source_plan(source) for source in case.sources})
+        mixture = WindowedMixture(plans, weights=case.weights, max_epochs=case.max_epochs, balance=case.balance)
+        start = mixture.start()
+        state = mixture.skip(start, case.step, global_batch=case.global_batch).to_dict()
+        found[name] = {"state": state, "digest": planned_digest(mixture, start, case, World(), 1)}
+    return found
+
+
 def planned_digest(mixture: WindowedMixture, cursor: Cursor, case: MixtureCase, world: World, workers: int) -> str:
     """Return a digest of the packs of each rank and worker in the steps from a cursor on."""
     arrays: list[Any] = []
@@ -299,9 +315,13 @@ def planned_digest(mixture: WindowedMixture, cursor: Cursor, case: MixtureCase, 
 
 
 def mixture_digests(case: MixtureCase, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of the packs from the start of a run, and from a state on, in each world."""
+    """Return the digests of the packs from the start of a run, and from a state on, in each world.
+
+    The start is that of 67b50f60, whose weights were shares of packs.
+    """
     mixture = mixture_of(case)
-    found = {"from the start": planned_digest(mixture, mixture.start(), case, World(), 1)}
+    start = mixture.adopt(dataclasses.replace(mixture.start(), shares=""))
+    found = {"from the start": planned_digest(mixture, start, case, World(), 1)}
     cursor = mixture.adopt(Cursor.from_dict(state))
     names = [*MIXTURE_WORLDS][: None if len(case.sources) < 70 else 1]  # seventy sources take long
     for name in names:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from .digests import STORED, differing, read_json
-from .state_cases import LOADERS, MIXTURES, following, mixture_digests
+from .state_cases import LOADERS, MIXTURES, following, mixture_digests, new_digests
 
 OF_MIXTURES: dict[str, Any] = read_json(STORED / "mixtures.json")
 OF_LOADERS: dict[str, Any] = read_json(STORED / "loaders.json")
@@ -27,6 +27,10 @@ def test_a_stored_state_of_a_loader_is_followed_by_the_same_samples_in_any_world
     computed = following(LOADERS[name], stored, json.loads(json.dumps(OF_LOADERS[name]["state"])))
     assert computed["steps"] == expected["steps"]
     assert differing(expected, computed) == []
+
+
+def test_new_runs_of_several_sources_have_the_packs_of_the_first_release_with_shares_of_tokens() -> None:
+    assert json.loads(json.dumps(new_digests())) == read_json(STORED.with_name("shares.json"))
 
 
 def test_every_stored_state_has_a_case() -> None:

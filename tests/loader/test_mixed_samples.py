@@ -250,3 +250,25 @@ def test_tokens_whose_columns_differ_are_not_packed_together(root: Path, tmp_pat
     dataset = PackedDataset(both, processor=TokensProcessor(), packing=PACKING)
     with pytest.raises(ConfigError, match=r"differ in their columns .*: convert them with the same options"):
         _ = dataset.pack_reader
+
+
+def test_a_state_of_mixed_samples_refuses_its_datasets_in_another_order(tmp_path: Path) -> None:
+    """Datasets of equal sizes and lengths have one plan in any order."""
+    for name in "ab":
+        rows = [np.arange(length, dtype=np.int32) + (name == "b") for length in range(5, 25)]
+        write_samples(tmp_path / name, [(each, np.array([[0, 5]], np.int32)) for each in rows])
+
+    def loader(names: str) -> PackedLoader:
+        named = {n: PackedDataset(tmp_path / n, processor=TokensProcessor(), packing=PACKING) for n in names}
+        return PackedLoader(named, global_batch=1, mixing="samples")
+
+    state = loader("ab").state_dict()
+    loader("ab").load_state_dict(state)
+    with pytest.raises(CursorError, match=r"of the datasets in the order a, b, and they are named as b, a"):
+        loader("ba").load_state_dict(state)
+
+
+def test_equal_shards_under_two_names_are_named_before_the_run(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    named = {name: PackedDataset(root / "small", processor=TokensProcessor(), packing=PACKING) for name in "ab"}
+    PackedLoader(named, global_batch=1)
+    assert "shards of dataset 'b' are also shards of 'a'" in caplog.text

@@ -17,10 +17,10 @@ from lmms_stream.plan.kernels.turns import NEVER
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan
 from lmms_stream.plan.packing import PackingConfig, PackRange
-from lmms_stream.plan.source_ranges import UNIT, parse_schedule, passed_on, share_out, to_quotas
+from lmms_stream.plan.source_ranges import TOKEN_UNIT, UNIT, parse_schedule, passed_on, share_out, to_quotas
 from lmms_stream.plan.windows import ACROSS_SOURCES, DEAL, WindowedMixture, window_steps
 
-from .test_turns import turns_one_by_one
+from .test_turns import token_turn, turns_one_by_one
 from .test_windows import Pack, sorted_window
 
 Read = tuple[str, int, int]  # source, epoch, pack
@@ -123,8 +123,10 @@ class Life:
 
     def resumed(self, settings: Settings) -> Life:
         """Take other settings from the next step on."""
-        self.settings = settings
         weights = settings.weights
+        if (self.settings.weights is None) != (weights is None):  # credits of packs, or of tokens
+            self.at = {name: at._replace(credit=0) for name, at in self.at.items()}
+        self.settings, self.quotas = settings, {}
         self.schedule = None if weights is None else parse_schedule(weights, settings.names)
         shares = self.schedule or [(0, dict.fromkeys(settings.names, 1.0))]
         self.read_names = {name for name in settings.names if any(of_step.get(name) for _, of_step in shares)}
@@ -202,9 +204,17 @@ class Life:
             lacks = [self.at[name].credit for name in names]
             more = share_out(-sum(lacks), np.array(quotas[0])).tolist()
             credits = [a + b for a, b in zip(lacks, more, strict=True)]
-            left = [1 << 40] * len(names)
-            least = UNIT // max(2, 2 * len(self.read_names) - 2)
-            (chosen,) = turns_one_by_one(1, left, credits, quotas, ends, least)
+            if self.schedule is not None:
+                settings = self.settings
+                full = max(self.sources.plan(name, settings.later).longest_pack for name in settings.names)
+                chosen = token_turn(credits, quotas, ends, full)
+                tokens = int(self.sources.pack(names[chosen], self.at[names[chosen]]).lengths.sum())
+                credits = [a + quota * tokens for a, quota in zip(credits, quotas[0], strict=True)]
+                credits[chosen] -= TOKEN_UNIT * tokens
+            else:
+                left = [1 << 40] * len(names)
+                least = UNIT // max(2, 2 * len(self.read_names) - 2)
+                (chosen,) = turns_one_by_one(1, left, credits, quotas, ends, least)
         for name, credit in zip(names, credits, strict=True):
             self.at[name] = self.at[name]._replace(credit=credit)
         name, at = names[chosen], self.at[names[chosen]]
@@ -218,7 +228,8 @@ class Life:
     def quotas_of(self, shares: Sequence[Sequence[Any]]) -> list[list[int]]:
         key = tuple(map(tuple, shares))
         if key not in self.quotas:
-            self.quotas[key] = [to_quotas(each).tolist() for each in shares]
+            unit = UNIT if self.schedule is None else TOKEN_UNIT
+            self.quotas[key] = [to_quotas(each, unit).tolist() for each in shares]
         return self.quotas[key]
 
     def listed(self, taken: list[tuple[Read, PackRange]]) -> list[tuple[Read, PackRange]]:

@@ -79,7 +79,7 @@ def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> 
         ({"sources": {"chat": SOURCE | {"packs": -5}}}, "ValueError"),
         ({"step": ...}, "KeyError"),
         ({"step": -1}, "ValueError"),
-        ({"sources": {"chat": SOURCE | {"credit": 1 << 60}}}, "ValueError"),
+        ({"sources": {"chat": SOURCE | {"credit": 1 << 62}}}, "ValueError"),
         ({"sources": {"chat": SOURCE | {"credit": 0.5}}}, "TypeError"),
     ],
 )

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
+from functools import cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,12 +19,13 @@ from lmms_stream.plan.cursor import Cursor, SourceCursor
 from lmms_stream.plan.lengths import Lengths
 from lmms_stream.plan.mixture import Mixture, Step
 from lmms_stream.plan.order import EpochOrder, OrderConfig
-from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.pack_plan import PackPlan, own_seeds
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.plan.source_ranges import SourceRange
 from lmms_stream.plan.windows import WindowedMixture
 from numpy.typing import NDArray
 
+from ..rounds import rounds
 from ..strategies import chat_lengths, examples
 
 Reads = list[tuple[str, int, int]]  # (source, epoch, pack)
@@ -36,6 +41,7 @@ def make_plan(num_samples: int, *, seed: int = 0, canonical_nodes: int = 1) -> P
 
 
 PLANS = {"a": make_plan(40), "b": make_plan(150, seed=1, canonical_nodes=2), "c": make_plan(90, seed=2)}
+FOURTH = make_plan(90, seed=3)
 
 
 def reads(step: Step) -> Reads:
@@ -73,6 +79,14 @@ def assert_nothing_lost_or_repeated(steps: list[Reads]) -> None:
         expected[source] = (epoch, pack + 1)
 
 
+PACK = 512  # tokens of a full pack
+
+
+@cache
+def tokens_of(source: str, epoch: int, pack: int) -> int:
+    return int(PLANS.get(source, FOURTH).packs(epoch, pack, pack + 1).lengths.sum())
+
+
 @examples(40)
 @given(
     weights=st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 10), min_size=1),
@@ -84,16 +98,17 @@ def test_weights_hold_to_within_one_pack_after_every_step(weights: dict[str, flo
     assert_nothing_lost_or_repeated(steps)
     total = sum(map(Fraction, weights.values()))
     had: Counter[str] = Counter()
-    for number, step in enumerate(steps, start=1):
+    for step in steps:
         assert len(step) == global_batch
-        had.update(source for source, _, _ in step)
+        for read in step:
+            had[read[0]] += tokens_of(*read)
         for name, weight in weights.items():
-            assert abs(had[name] - number * global_batch * Fraction(weight) / total) < 1
+            assert abs(had[name] - had.total() * Fraction(weight) / total) <= PACK
         assert set(had) <= set(weights)
 
 
 def assert_weights_hold(
-    plans: dict[str, PackPlan], schedule: dict[int, dict[str, int]], *, global_batch: int, num_steps: int
+    plans: dict[str, PackPlan], schedule: Mapping[int, Mapping[str, float]], *, global_batch: int, num_steps: int
 ) -> list[Reads]:
     """Over the whole run, within one pack after every step; the steps."""
     mixture = Mixture(plans, weights=schedule)
@@ -102,10 +117,12 @@ def assert_weights_hold(
     due: dict[str, Fraction] = dict.fromkeys(plans, Fraction(0))
     for number, step in enumerate(steps):
         weights = schedule[max(first for first in schedule if first <= number)]
-        had.update(source for source, _, _ in step)
+        tokens = [tokens_of(*read) for read in step]
+        for (source, _, _), num_tokens in zip(step, tokens, strict=True):
+            had[source] += num_tokens
         for name, weight in weights.items():
-            due[name] += global_batch * Fraction(weight, sum(weights.values()))
-        assert all(abs(had[name] - due[name]) < 1 for name in due)
+            due[name] += sum(tokens) * Fraction(weight) / sum(map(Fraction, weights.values()))
+        assert all(abs(had[name] - due[name]) <= PACK for name in due)
     return steps
 
 
@@ -123,6 +140,76 @@ def test_a_schedule_neither_loses_nor_repeats_and_holds_the_weights_over_the_who
     assert_nothing_lost_or_repeated(assert_weights_hold(PLANS, full, global_batch=global_batch, num_steps=12))
 
 
+def drawn_mixture(random: Random) -> tuple[dict[str, PackPlan], dict[int, dict[str, float]]]:
+    """Sources of full, nearly empty or very different packs, of any packing_length; weights of up to 6 phases."""
+    plans = {}
+    for name in "abcdefghi"[: random.randint(2, 9)]:
+        size, length = random.choice([1, 2, 5, 40, 300]), random.choice([64, 256, 1024])
+        longest = max(2, random.choice([3, length // 8, length // 2, length]))
+        lengths = np.random.default_rng(random.randrange(1 << 32)).integers(1, longest + 1, size)
+        packing = PackingConfig(packing_length=length, max_samples_per_pack=random.choice([None, None, 1, 2]))
+        plans[name] = PackPlan(lengths, [size], order=OrderConfig(), packing=packing)
+    schedule = {
+        first: {"a": 1.0} | {name: random.choice([1, 1, 2, 5, 0.1, 30, 0]) for name in plans if random.random() < 0.9}
+        for first in {0, *(random.randint(1, 40) for _ in range(random.choice([0, 0, 5])))}
+    }
+    return plans, schedule
+
+
+@pytest.mark.parametrize("seed", range(rounds(4, 200)))
+def test_random_mixtures_have_their_shares_of_a_plain_count_of_tokens_to_within_a_pack(seed: int) -> None:
+    random = Random(seed)
+    plans, schedule = drawn_mixture(random)
+    mixture = Mixture(plans, weights=schedule)
+    cursor, global_batch = mixture.start(), random.randint(1, 8)
+    had, due = dict.fromkeys(plans, 0), dict.fromkeys(plans, Fraction(0))
+    for number in range(60):
+        step = mixture.step(cursor, global_batch=global_batch)
+        cursor = step.after
+        weights = schedule[max(first for first in schedule if first <= number)]
+        total = sum(map(Fraction, weights.values()))
+        for part in step.ranges:
+            tokens = int(plans[part.source].packs(part.epoch, part.first, part.stop).lengths.sum())
+            had[part.source] += tokens
+            for name, weight in weights.items():
+                due[name] += tokens * Fraction(weight) / total
+        assert max(abs(had[name] - due[name]) for name in plans) <= max(plan.longest_pack for plan in plans.values())
+
+
+def orders(mixture: Mixture, cursor: Cursor) -> dict[str, list[int]]:
+    """Return the samples of the first pack of each source in the next steps."""
+    found: dict[str, list[int]] = {}
+    for _ in range(4):
+        step = mixture.step(cursor, global_batch=2)
+        for part in step.ranges:
+            packs = mixture.packs([part._replace(stop=part.first + 1)])
+            found.setdefault(part.source, packs.sample_ids.tolist())
+        cursor = step.after
+    return found
+
+
+def test_a_source_keeps_the_stream_of_the_seed_that_it_began_with() -> None:
+    def plans(names: str) -> dict[str, PackPlan]:
+        return {name: make_plan(90) for name in names}
+
+    new = Mixture(own_seeds(plans("ab")))
+    cursor = new.start()
+    assert len({plan.fingerprint for plan in [make_plan(90), *new.plans.values()]}) == 3
+    of_new = orders(new, cursor)
+    assert of_new["a"] != of_new["b"]
+    common = Mixture(plans("ab"))
+    old = replace(common.start(), shares="")
+    resumed = Mixture(own_seeds(plans("ab")))
+    assert orders(resumed, resumed.adopt(old)) == orders(common, old)
+    joined = Mixture(own_seeds(plans("abc")))
+    at = joined.adopt(old).sources
+    assert [at[name].plan for name in "ab"] == [old.sources[name].plan for name in "ab"]
+    assert at["c"].plan not in {at["a"].plan, new.plans["a"].fingerprint}
+    alone = Mixture(own_seeds(plans("b")))
+    assert alone.start().sources["b"].plan == make_plan(90).fingerprint
+    assert alone.adopt(cursor).sources["b"] == cursor.sources["b"]
+
+
 UNEVEN = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([1, 2, 7, 100, 204, 662, 855]), min_size=1)
 
 
@@ -136,16 +223,12 @@ UNEVEN = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([1, 2, 7, 100,
 def test_very_uneven_weights_that_change_hold_to_within_one_pack(
     first: dict[str, int], schedule: dict[int, dict[str, int]], global_batch: int
 ) -> None:
-    plans = PLANS | {"d": make_plan(90, seed=3)}
-    assert_weights_hold(plans, {0: first} | schedule, global_batch=global_batch, num_steps=12)
+    assert_weights_hold(PLANS | {"d": FOURTH}, {0: first} | schedule, global_batch=global_batch, num_steps=12)
 
 
 def test_small_shares_that_change_at_every_step_add_up() -> None:
     weights = {step: {"a": 0.90, "b": 0.10} if step % 2 else {"a": 0.91, "b": 0.09} for step in range(200)}
-    mixture = Mixture(PLANS, weights=weights)
-    steps, _ = run(mixture, mixture.start(), 200, global_batch=4)
-    assert_nothing_lost_or_repeated(steps)
-    assert Counter(source for step in steps for source, _, _ in step) == {"a": 724, "b": 76}
+    assert_nothing_lost_or_repeated(assert_weights_hold(PLANS, weights, global_batch=4, num_steps=200))
 
 
 def test_a_phase_whose_sources_have_ended_passes_on_and_nothing_is_left_unread() -> None:
@@ -241,7 +324,10 @@ def test_a_source_that_is_added_or_left_out_for_a_while_loses_nothing() -> None:
     first, cursor = run(two, two.start(), 4, global_batch=9)
     three = Mixture(PLANS, weights={"a": 1, "b": 1, "c": 1})
     second, cursor = run(three, three.adopt(cursor), 4, global_batch=9)
-    assert Counter(source for step in second for source, _, _ in step) == {"a": 12, "b": 12, "c": 12}
+    had = Counter[str]()
+    for read in (read for step in second for read in step):
+        had[read[0]] += tokens_of(*read)
+    assert all(abs(tokens - had.total() / 3) <= 2 * PACK for tokens in had.values())
     again, cursor = run(two, two.adopt(cursor), 3, global_batch=9)
     last, _ = run(three, three.adopt(cursor), 3, global_batch=9)
     assert_nothing_lost_or_repeated(first + second + again + last)

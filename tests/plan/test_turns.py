@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.plan.kernels import turns
-from lmms_stream.plan.kernels.turns import NEVER, take_epochs, take_turns
-from lmms_stream.plan.source_ranges import UNIT, to_quotas
+from lmms_stream.plan.kernels.turns import NEVER, Sizes, no_sizes, take_epochs, take_turns
+from lmms_stream.plan.source_ranges import TOKEN_UNIT, UNIT, to_quotas
 
 from ..strategies import examples
 
@@ -45,6 +45,14 @@ def turns_one_by_one(
     return found
 
 
+def token_turn(lacks: list[int], quotas: list[list[int]], ends: list[int], full: int) -> int:
+    """The source of the next turn by tokens. ends: turns left in each phase."""
+    in_full = [min(int(NEVER), end * full) for end in ends]
+    most = full * TOKEN_UNIT - 1
+    ready = [n for n, lack in enumerate(lacks) if lack + quotas[0][n] >= 1]
+    return min(ready, key=lambda n: (_deadline(lacks[n], 0, most, [each[n] for each in quotas], in_full, 0), n))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]], list[int]]:
     """left, credits, quotas and ends of 2 to 12 sources in up to 4 phases."""
@@ -69,7 +77,7 @@ def test_turns_by_heaps_are_those_of_a_look_at_every_source(
     least = UNIT // max(2, 2 * len(left) - 2)
     expected, lacks = turns_one_by_one(count, left, after := [*credits], quotas, ends, least), np.array(credits)
     counts, taken = np.array(left), np.zeros(len(left), np.int64)
-    num = take_turns(count, counts, lacks, np.array(quotas), np.array(ends), UNIT, least, taken)
+    num = take_turns(count, counts, lacks, np.array(quotas), np.array(ends), UNIT, least, taken, no_sizes(len(left)))
     assert num == len(expected)
     assert taken.tolist() == np.bincount(expected, minlength=len(left)).tolist()
     assert counts.tolist() == [a - b for a, b in zip(left, taken.tolist(), strict=True)]
@@ -94,8 +102,9 @@ def test_ends_of_epochs_and_steps_change_no_turns(
     at, packs, until = np.zeros(num_sources, np.int64), np.zeros(num_sources, np.int64), np.array([-1, 0, 0])
     ends = np.array([NEVER])
     done, written, over = take_epochs(
-        count, at, packs, counts, firsts, lacks, np.array(quotas[:1]), ends, UNIT, least, until, steps, rows
-    )
+        count, at, packs, counts, firsts, lacks, np.array(quotas[:1]), ends, UNIT, least, until, steps, rows,
+        no_sizes(num_sources),
+    )  # fmt: skip
     assert over == -1
     assert done == count or num_rows == 12
     expected = turns_one_by_one(done, [count + 1] * num_sources, after := [*credits], quotas[:1], [int(NEVER)], least)
@@ -110,6 +119,32 @@ def test_ends_of_epochs_and_steps_change_no_turns(
         if num_sources > 1:
             of_step = np.append(np.zeros(steps[0], np.int64), 1 + np.arange(done) // steps[1])
             assert np.array_equal(of_step[begins], of_step[begins + sizes - 1])
+
+
+@examples(100)
+@given(case=cases(), count=st.integers(1, 90), full=st.integers(1, 40), seed=st.integers(0, 99))
+def test_turns_by_tokens_are_those_of_a_look_at_every_source(
+    case: tuple[list[int], list[int], list[list[int]], list[int]], count: int, full: int, seed: int
+) -> None:
+    left, credits, quotas, ends = case
+    units = [to_quotas([Fraction(share) for share in each], TOKEN_UNIT) for each in quotas]
+    lacks = [credit * full // (UNIT // TOKEN_UNIT) for credit in credits[1:]]
+    lacks = [-sum(lacks), *lacks]
+    tokens = np.random.default_rng(seed).integers(1, full + 1, (len(left), count + 1))
+    after, taken, turn = [*lacks], [0] * len(left), 0
+    while turn < count and all(a > b for a, b in zip(left, taken, strict=True)):
+        now = sum(end <= turn for end in ends)
+        chosen = token_turn(after, [each.tolist() for each in units[now:]], [end - turn for end in ends[now:]], full)
+        size = int(tokens[chosen, taken[chosen]])
+        after = [a + int(quota) * size for a, quota in zip(after, units[now], strict=True)]
+        after[chosen] -= TOKEN_UNIT * size
+        taken[chosen], turn = taken[chosen] + 1, turn + 1
+    found, counts, num_taken = np.array(lacks), np.array(left), np.zeros(len(left), np.int64)
+    nothing = np.zeros(len(left), np.int64)
+    sizes = Sizes(tokens, nothing, nothing + count + 1, np.zeros(len(left), np.bool_), full)
+    in_full = np.array([min(int(NEVER), end * full) for end in ends])
+    num = take_turns(count, counts, found, np.stack(units), in_full, TOKEN_UNIT * full, 1, num_taken, sizes)
+    assert (num, num_taken.tolist(), found.tolist()) == (turn, taken, after)
 
 
 def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +167,7 @@ def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyP
     counts, firsts = np.ones(num_sources * 9, np.int64), np.arange(num_sources + 1) * 9
     done, _, _ = turns.take_epochs(
         count, at, packs, counts, firsts, credits, quotas, np.array([NEVER]), UNIT, UNIT // 98, np.array([-1, 0, 0]),
-        (count, count), np.zeros((count + num_sources, 4), np.int64),
+        (count, count), np.zeros((count + num_sources, 4), np.int64), no_sizes(num_sources),
     )  # fmt: skip
     assert done == count
     assert at.tolist() == [4] * num_sources

@@ -326,11 +326,11 @@ def test_a_window_without_one_of_its_sources_or_with_weights_for_none_is_refused
         without.adopt(cursor)
     with pytest.raises(CursorError, match="only one of both has weights: continue"):
         WindowedMixture(PLANS, balance=6).adopt(cursor)
-    assert json.loads(json.dumps(cursor.to_dict()))["version"] == 3
+    assert json.loads(json.dumps(cursor.to_dict()))["version"] == 6
     _, end = run(mixture, cursor, 2, global_batch=5)
     assert end.window is None
     assert without.adopt(end).step == 6
-    assert json.loads(json.dumps(end.to_dict()))["version"] == 2
+    assert json.loads(json.dumps(end.to_dict()))["version"] == 6
     across = WindowedMixture(PLANS, balance=ACROSS_SOURCES)
     assert run(across, across.start(), 1, global_batch=5)[1].to_dict()["version"] == 5
 

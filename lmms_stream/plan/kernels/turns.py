@@ -3,6 +3,11 @@
 With a thousand sources, a loop over all sources for every pack would take most of a step. Sources that lack too little
 for a turn wait in a heap, sorted by the turn in which they lack enough. Sources that lack enough are in another heap,
 sorted by deadline. The lack of a source is updated when the source is looked at.
+
+Turns by tokens have two clocks. Shares are of the tokens that were given. Deadlines count turns as if all packs were
+full, because the tokens up to a later phase are not known, and its turns are. As packs are at most full, a deadline in
+a heap may be too early: it is computed again before its source is chosen. With weights that stay, the order of such
+deadlines is the order by tokens.
 """
 
 from __future__ import annotations
@@ -77,12 +82,32 @@ def _pop(heap: _Numbers, size: int) -> None:
     heap[here, 0], heap[here, 1] = key, source
 
 
+class Sizes(NamedTuple):
+    """Tokens of the next packs of each source.
+
+    tokens: int64[k, n]; tokens[source, used[source] : have[source]] are known. goes_on: bool[k], whether the last of
+    them is perhaps not the last pack of its epoch. full: tokens of a full pack. To count packs: full 1, and n 0.
+    """
+
+    tokens: _Numbers
+    used: _Numbers
+    have: _Numbers
+    goes_on: NDArray[np.bool_]
+    full: int
+
+
+def no_sizes(num_sources: int) -> Sizes:
+    """Return the sizes of sources whose packs count."""
+    nothing = np.zeros(num_sources, np.int64)
+    return Sizes(np.zeros((num_sources, 0), np.int64), nothing, nothing, np.zeros(num_sources, np.bool_), 1)
+
+
 class _Turns(NamedTuple):
     """State of sources that take turns; see take_turns.
 
-    known: int64[k], the turn at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps, int64[k,
-    2]. sizes: int64[3], sources in waiting, sources in ready, and the phase. givers: int64[k], sources in the order of
-    their first turn since `taken` was 0.
+    known: int64[k], the clock at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps,
+    int64[k, 2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens,
+    given so far. givers: int64[k], sources in the order of their first turn since `taken` was 0.
     """
 
     known: _Numbers
@@ -103,7 +128,7 @@ def _begin(credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least
         deadlines[source] = _deadline(source, credits[source], 0, unit - least, quotas, ends, 0)
         _push(waiting, source, _eligible(credits[source], quotas[0, source], 0, least), source)
     known, givers = np.zeros(num_sources, np.int64), np.empty(num_sources, np.int64)
-    return _Turns(known, deadlines, waiting, ready, np.array([num_sources, 0, 0]), givers)
+    return _Turns(known, deadlines, waiting, ready, np.array([num_sources, 0, 0, 0]), givers)
 
 
 @compiled
@@ -118,23 +143,25 @@ def _take(
     unit: int,
     least: int,
     taken: _Numbers,
+    sizes: Sizes,
 ) -> tuple[int, int]:
     """Take the turns from `turn` to `count`, or until a source ends. Return the next turn, and the number of givers."""
     known, deadlines, waiting, ready = turns.known, turns.deadlines, turns.waiting, turns.ready
-    num_waiting, num_ready, phase = turns.sizes[0], turns.sizes[1], turns.sizes[2]
-    num_givers = 0
+    num_waiting, num_ready, phase, clock = turns.sizes[0], turns.sizes[1], turns.sizes[2], turns.sizes[3]
+    counts_tokens, full = sizes.tokens.shape[1] > 0, sizes.full
+    num_givers, cost = 0, np.int64(1)
     is_done = False
     while turn < count and not is_done:
-        if turn >= ends[phase]:
+        if turn * full >= ends[phase]:
             for source in range(len(left)):
-                credits[source] += quotas[phase, source] * (ends[phase] - known[source])
-                known[source] = ends[phase]
+                credits[source] += quotas[phase, source] * (clock - known[source])
+                known[source] = clock
             phase += 1
             for at in range(num_waiting):  # each prefix is a heap before the next source is pushed behind the prefix
                 source = waiting[at, 1]
                 _push(waiting, at, _eligible(credits[source], quotas[phase, source], known[source], least), source)
             continue
-        while num_waiting > 0 and waiting[0, 0] <= turn:
+        while num_waiting > 0 and waiting[0, 0] <= clock:
             source = waiting[0, 1]
             _pop(waiting, num_waiting)
             num_waiting -= 1
@@ -143,27 +170,38 @@ def _take(
         source = ready[0, 1]
         _pop(ready, num_ready)
         num_ready -= 1
+        if counts_tokens:
+            credits[source] += quotas[phase, source] * (clock - known[source])
+            known[source] = clock
+            key = _deadline(source, credits[source], turn * full, unit - least, quotas, ends, phase)
+            if num_ready > 0 and (key > ready[0, 0] or (key == ready[0, 0] and source > ready[0, 1])):
+                _push(ready, num_ready, key, source)
+                num_ready += 1
+                continue
+            cost = sizes.tokens[source, sizes.used[source]]
+            sizes.used[source] += 1
         turn += 1
-        credits[source] += quotas[phase, source] * (turn - known[source]) - unit
-        known[source] = turn
+        clock += cost
+        credits[source] += quotas[phase, source] * (clock - known[source]) - unit // full * cost
+        known[source] = clock
         if taken[source] == 0:
             turns.givers[num_givers] = source
             num_givers += 1
         taken[source] += 1
         left[source] -= 1
         is_done = left[source] == 0
-        deadlines[source] = _deadline(source, credits[source], turn, unit - least, quotas, ends, phase)
-        _push(waiting, num_waiting, _eligible(credits[source], quotas[phase, source], turn, least), source)
+        deadlines[source] = _deadline(source, credits[source], turn * full, unit - least, quotas, ends, phase)
+        _push(waiting, num_waiting, _eligible(credits[source], quotas[phase, source], clock, least), source)
         num_waiting += 1
-    turns.sizes[0], turns.sizes[1], turns.sizes[2] = num_waiting, num_ready, phase
+    turns.sizes[0], turns.sizes[1], turns.sizes[2], turns.sizes[3] = num_waiting, num_ready, phase, clock
     return turn, num_givers
 
 
 @compiled
-def _end(turns: _Turns, turn: int, credits: _Numbers, quotas: _Numbers) -> None:
+def _end(turns: _Turns, credits: _Numbers, quotas: _Numbers) -> None:
     """Update what all sources lack."""
     for source in range(len(credits)):
-        credits[source] += quotas[turns.sizes[2], source] * (turn - turns.known[source])
+        credits[source] += quotas[turns.sizes[2], source] * (turns.sizes[3] - turns.known[source])
 
 
 @compiled
@@ -176,27 +214,39 @@ def take_turns(
     unit: int,
     least: int,
     taken: _Numbers,
+    sizes: Sizes,
 ) -> int:
     """Let k sources give up to `count` packs in turn, until a source has no packs left. Return the number of packs.
 
-    left: int64[k], packs left in each source, 1 or more. credits: int64[k], lack of each source in `unit`ths of a pack;
-    their sum is 0. taken: int64[k]. All three arrays are changed. quotas: int64[phases, k], shares in each phase, with
-    sum `unit`. ends: int64[phases], the turn that ends each phase, NEVER for the last phase. Each turn goes to the
-    source with the earliest deadline, among sources that lack at least `least` (see mixture.py). least: at most unit /
-    k, to leave at least one source.
+    left: int64[k], packs left in each source, 1 or more. credits: int64[k], lack of each source in `unit`ths of a full
+    pack; their sum is 0. taken: int64[k]. All three arrays are changed. quotas: int64[phases, k], shares in each phase,
+    with sum `unit` / sizes.full. ends: int64[phases], the turn that ends each phase times sizes.full, NEVER for the
+    last phase. Each turn goes to the source with the earliest deadline, among sources that lack at least `least` (see
+    turn_taking.py). least: at most unit / k, to leave at least one source; 1 for turns by tokens. sizes: changed.
     """
     turns = _begin(credits, quotas, ends, unit, least)
-    turn, _ = _take(turns, 0, count, left, credits, quotas, ends, unit, least, taken)
-    _end(turns, turn, credits, quotas)
+    turn, _ = _take(turns, 0, count, left, credits, quotas, ends, unit, least, taken, sizes)
+    _end(turns, credits, quotas)
     return turn
 
 
 @compiled
-def _left(source: int, at: _Numbers, packs: _Numbers, counts: _Numbers, first_counts: _Numbers, until: _Numbers) -> int:
-    """Return the packs left in a source's epoch, or up to the last pack to take."""
+def _left(
+    source: int,
+    at: _Numbers,
+    packs: _Numbers,
+    counts: _Numbers,
+    first_counts: _Numbers,
+    until: _Numbers,
+    sizes: Sizes,
+) -> int:
+    """Return the packs left in a source's epoch, or up to the last pack to take, or to the last with known tokens."""
+    left = counts[first_counts[source] + at[source]] - packs[source]
     if until[0] == source and at[source] == until[1]:
-        return until[2] + 1 - packs[source]
-    return counts[first_counts[source] + at[source]] - packs[source]
+        left = until[2] + 1 - packs[source]
+    if sizes.tokens.shape[1] > 0:
+        left = min(left, sizes.have[source] - sizes.used[source])
+    return left
 
 
 @compiled
@@ -230,6 +280,7 @@ def take_epochs(
     until: _Numbers,
     steps: tuple[int, int],
     rows: _Numbers,
+    sizes: Sizes,
 ) -> tuple[int, int, int]:
     """Let k sources give `count` packs in turn, through the epochs with known pack counts. See also take_turns.
 
@@ -238,8 +289,9 @@ def take_epochs(
     epoch 0 in `at`. until: source, epoch and number of the last pack to take; -1 for no limit. steps: packs to the end
     of the first step, and packs of a step. rows: int64[n, 4], written: taken ranges as source, epoch, first and stop,
     which end at each end of a step, and of an epoch of any source; nothing is written if n is 0. Returns the number of
-    packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, and
-    when the rows of another epoch might not fit.
+    packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, where
+    sizes has too few tokens, and when the rows of another epoch might not fit. sizes: of a step's packs at least, so
+    that no row ends only because tokens do.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:
@@ -248,21 +300,24 @@ def take_epochs(
         return done, 0, over
     left, taken = np.empty(num_sources, np.int64), np.zeros(num_sources, np.int64)
     for source in range(num_sources):
-        left[source] = _left(source, at, packs, counts, first_counts, until)
+        left[source] = _left(source, at, packs, counts, first_counts, until, sizes)
     turns = _begin(credits, quotas, ends, unit, least)  # the end of an epoch changes only the packs left in its source
     done = num_rows = 0
     stop, batch = steps
     over = -1
-    is_found = False
-    while done < count and over < 0 and not is_found and (not len(rows) or num_rows + num_sources <= len(rows)):
+    is_found = is_step = is_short = False
+    while done < count and over < 0 and not is_found and not is_short:
+        if len(rows) and num_rows + num_sources > len(rows):
+            break
         if num_sources == 1:
             taken[0], credits[0] = min(count - done, left[0]), 0
             turns.givers[0], num_givers = 0, 1
             done += taken[0]
         else:
             most = min(count, stop) if len(rows) else count
-            done, num_givers = _take(turns, done, most, left, credits, quotas, ends, unit, least, taken)
-            stop += batch if done == stop else 0
+            done, num_givers = _take(turns, done, most, left, credits, quotas, ends, unit, least, taken, sizes)
+            is_step = done == stop
+            stop += batch if is_step else 0
         ended = -1
         for source in np.sort(turns.givers[:num_givers]):
             if len(rows):
@@ -273,13 +328,16 @@ def take_epochs(
             taken[source] = 0
             if ended < 0 and packs[source] == counts[first_counts[source] + at[source]]:
                 ended = source
+            if num_sources > 1 and sizes.tokens.shape[1] > 0:
+                num_known = sizes.have[source] - sizes.used[source]
+                is_short |= num_known == 0 or (is_step and sizes.goes_on[source] and num_known < batch)
         is_found = until[0] >= 0 and at[until[0]] == until[1] and packs[until[0]] > until[2]
         if ended >= 0 and first_counts[ended] + at[ended] + 1 == first_counts[ended + 1]:
             over = ended
         elif ended >= 0:
             at[ended] += 1
             packs[ended] = 0
-            left[ended] = _left(ended, at, packs, counts, first_counts, until)
+            left[ended] = _left(ended, at, packs, counts, first_counts, until, sizes)
     if num_sources > 1:
-        _end(turns, done, credits, quotas)
+        _end(turns, credits, quotas)
     return done, num_rows, over

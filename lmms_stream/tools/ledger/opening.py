@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
-from ...mds.mixed import mixed
+from ...mds.mixed import mixed, warn_of_shared
 from ...plan.cursor import SOURCE
 from ...plan.ledger import StepLookup
 from ...plan.left_out import LeftOut
+from ...plan.pack_plan import own_seeds
 from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
@@ -150,7 +151,7 @@ class PlannedRun:
 
     @property
     def mixture(self) -> WindowedMixture:
-        plans = {name: each.plan for name, each in self.datasets.items()}
+        plans = own_seeds({name: each.plan for name, each in self.datasets.items()})
         train = self.train
         weights = None if train.mixing == "samples" else train.weights
         return WindowedMixture(plans, weights=weights, max_epochs=train.max_epochs, balance=train.balance)
@@ -175,6 +176,7 @@ def open_run(
     train, world, built = opened(data, path, world, is_stored)
     named = built if isinstance(built, Mapping) else {SOURCE: built}
     cores = {name: _core(each, name=name, path=path) for name, each in named.items()}
+    warn_of_shared(cores)
     if train.mixing == "samples":
         cores = {SOURCE: mixed(cores, weights=train.weights)}  # type: ignore[arg-type]  # no schedule
     return PlannedRun(path=path, train=train, world=world, built=built, datasets=cores)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ...checks import check_fields, parse_bytes
 from ...errors import ConfigError
 from ...plan.block_packs import KEPT_SEGMENTS, PlanInputs, pack_block
+from ...plan.epoch_plan import TOKENS
 from ...plan.lengths import Lengths
 from ...plan.order import EpochOrder, OrderConfig
 from ...plan.pack_plan import PackPlan
@@ -236,6 +237,9 @@ class _Estimates(dict[str, NDArray[np.int64]]):
         self._long = partial(_total_below, sums=np.concatenate([[0], np.cumsum(is_long)]))
 
     def get(self, key: str, default: Any = None) -> Any:
+        if key.endswith(TOKENS):
+            packs, tokens = self.get(key.removesuffix(TOKENS)).T[:2]
+            return np.repeat(tokens // np.maximum(1, packs), packs)
         if key not in self:
             self[key] = self._estimate(int(key.rpartition("-")[2]))
         return self[key]
