@@ -47,10 +47,11 @@ class ForkedRanks:
 @pytest.fixture
 def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the standard library, instead of all of it: enough for the steps of the demo."""
-    paths = sysconfig.get_paths()
+    of_scheme, paths = sysconfig.get_paths, sysconfig.get_paths()
     for package in PACKAGES:
         shutil.copytree(Path(paths["stdlib"], package), tmp_path / "library" / package)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths | {"stdlib": str(tmp_path / "library")})
+    small = paths | {"stdlib": str(tmp_path / "library")}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda *scheme: of_scheme(*scheme) if scheme else small)
 
 
 @pytest.mark.usefixtures("s3", "small_library")

@@ -36,7 +36,7 @@ from transformers import TrainerCallback
 from ..conftest import write_tokens
 from ..emulators import EMULATED
 from ..mds.test_disk_faults import small_disk
-from ..rounds import LONG
+from ..rounds import LONG, in_long_rounds, rounds
 from .runs import MODEL, trainer_of, write_small_run
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
@@ -231,9 +231,9 @@ SHORT = r"has \d+ of \d+ bytes"
         ("folder", flip, "trainer.json", CHANGED),
         ("folder", truncate, "complete.json", "is not JSON"),
         ("folder", lose, "complete.json", "is missing"),
-        ("s3", truncate, DATA, SHORT),
+        pytest.param("s3", truncate, DATA, SHORT, marks=in_long_rounds),
         ("s3", flip, DATA, CHANGED),
-        ("s3", flip, "trainer.json", CHANGED),
+        pytest.param("s3", flip, "trainer.json", CHANGED, marks=in_long_rounds),
         ("s3", lose, "complete.json", ""),
     ],
     indirect=["location"],
@@ -410,7 +410,7 @@ def test_what_a_model_drops_is_the_same_in_a_resumed_run(tmp_path: Path) -> None
     assert losses["whole"][0] != losses["other"][0]
 
 
-@pytest.mark.parametrize("stored", ["folder", "store"])
+@pytest.mark.parametrize("stored", rounds(["folder"], ["folder", "store"]))
 def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
     stored: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
