@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from .emulators import EMULATED, azure_emulator, gcs_emulator
 from .guard.collective_log import FOLDER as COLLECTIVES
 from .guard.collective_log import faults
+from .kept_schemas import keep_schemas
 from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
 from .rounds import LONG
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave imported modules out of all collections."""
+    keep_schemas()
     gc.freeze()
     gc.enable()
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
 
-from ..conftest import run_cli, run_command
+from ..conftest import run_cli
+from ..processes import run_module
 
 UNANSWERED = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -59,7 +59,8 @@ def test_an_unmodified_streaming_dataset_reads_the_shards(dataset_folder: Path, 
         "print(json.dumps([sample['messages'] for sample in dataset]))\n"
         "assert dataset[0]['media'] == b''\n"
     )
-    result = run_command(sys.executable, "-c", script, str(dataset_folder), str(tmp_path / "local"))
+    (tmp_path / "script.py").write_text(script)
+    result = run_module(str(tmp_path / "script.py"), str(dataset_folder), str(tmp_path / "local"), timeout_s=120)
     assert result.returncode == 0, result.stderr
     ours = PackedStreamingDataset(dataset_folder)
     theirs = json.loads(result.stdout.splitlines()[-1])
