@@ -25,6 +25,7 @@ from lmms_stream.tools.demo.corpus import Corpus
 
 from ..conftest import run_cli
 from ..processes import run_module
+from ..rounds import rounds
 
 UNANSWERED = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -167,8 +168,7 @@ def test_what_training_could_not_process_is_an_error_of_the_conversion(tokenizer
     assert processor.tokenizer.decode(labels[labels >= 0]) == "<think></think>hello<|end|>"
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("tokenize", [False, True])
+@pytest.mark.parametrize(("tokenize", "num_workers"), [(False, 1), (True, 2), *rounds([], [(False, 2), (True, 1)])])
 def test_each_answer_can_be_a_sample_of_its_own(
     tokenizer: Path, tmp_path: Path, tokenize: bool, num_workers: int
 ) -> None:

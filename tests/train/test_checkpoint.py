@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import resource
 import shutil
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +26,8 @@ from lmms_stream.storage.owner import OWNER_NAME, Owner
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.saving import STAGING_NAME, other_differences
-from lmms_stream.train.checkpoint.store import FileDigest, open_target
-from lmms_stream.train.checkpoint.tensors import Stager, tensors_of
+from lmms_stream.train.checkpoint.store import FileDigest, open_target, write_synced
+from lmms_stream.train.checkpoint.tensors import NO_ROOM_BYTES, Stager, _failures, tensors_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.flow import SaveClock
@@ -352,6 +354,26 @@ def test_a_file_that_may_not_grow_is_an_error_and_the_checkpoint_before_survives
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert steps_in(location) == [1]
+
+
+@pytest.mark.parametrize(
+    ("free", "message"), [(NO_ROOM_BYTES, "torch failed"), (NO_ROOM_BYTES - 1, "no room on the disk of .*: free some")]
+)
+def test_an_error_of_torch_is_that_of_a_full_disk_where_nearly_nothing_is_free(
+    free: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(CheckpointError, match=f"^{message}"), _failures(tmp_path):
+        raise RuntimeError("torch failed")
+
+
+def test_a_synced_file_is_whole_before_the_disk_is_asked_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    write_synced(tmp_path / "folder" / "file", b"1234")
+    assert synced == [4]
 
 
 def test_another_model_is_an_error_and_other_settings_are_one_line(
