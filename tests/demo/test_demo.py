@@ -52,7 +52,9 @@ def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in PACKAGES:
         shutil.copytree(Path(paths["stdlib"], package), tmp_path / "library" / package)
     small = paths | {"stdlib": str(tmp_path / "library")}
-    monkeypatch.setattr(sysconfig, "get_paths", lambda *scheme: of_scheme(*scheme) if scheme else small)
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda *scheme, **named: of_scheme(*scheme, **named) if scheme or named else small
+    )
 
 
 @pytest.mark.usefixtures("s3", "small_library")
