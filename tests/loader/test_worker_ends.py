@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
 
-from ..conftest import write_tokens
+from ..conftest import run_command, write_tokens
 from ..processes import run_module
 from ..rounds import rounds
 from .busy import Busy, OneByOne, loader
@@ -117,10 +118,8 @@ def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_soon(tmp_pat
 
 
 SCRIPT = """
-import atexit, multiprocessing, os, sys, time, warnings
+import atexit, multiprocessing, os, sys, time
 from pathlib import Path
-
-warnings.simplefilter("error")
 
 @atexit.register  # before all others, and so it is called after them: what follows is the interpreter's own end
 def say() -> None:
@@ -147,9 +146,7 @@ if how == "error":
 
 def test_a_process_whose_worker_is_busy_ends_soon(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    result = run_module(str(script), str(tmp_path), timeout_s=100)
+    result = run_command(sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path), timeout_s=100)
     assert result.returncode == 0, result.stderr
     assert result.stderr.strip() == "an error"
     figures = [float(word) for word in result.stdout.split()]
