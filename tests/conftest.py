@@ -1,4 +1,7 @@
-"""Real parts that tests share: a corpus, a tokenizer trained on it, an S3 server, converted datasets."""
+"""Real parts that tests share: a corpus, a tokenizer trained on it, an S3 server, converted datasets.
+
+The process that shares tests out among others reads this file, too: it need not import torch, so functions here do.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,23 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from lmms_stream.converters.convert import convert
-from lmms_stream.mds.lengths import LengthIndex
-from lmms_stream.processors.base import processor_fingerprint
-from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.text import TokensProcessor
-from lmms_stream.tools.demo.corpus import Corpus, build_corpus, train_tokenizer
-from lmms_stream.tools.demo.endpoint import s3_endpoint
 from numpy.typing import NDArray
-from streaming import MDSWriter
 
 from .emulators import EMULATED, azure_emulator, gcs_emulator
 from .guard.collective_log import FOLDER as COLLECTIVES
 from .guard.collective_log import faults
+from .kept_schemas import keep_schemas
 from .processes import ENVIRONMENT, run_module
 from .proxy import FaultProxy, fault_proxy
 from .rounds import LONG
+
+if TYPE_CHECKING:
+    from lmms_stream.processors.chat import ChatProcessor
+    from lmms_stream.tools.demo.corpus import Corpus
 
 gc.disable()  # until all tests are imported: nothing is left to collect
 
@@ -74,6 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave imported modules out of all collections."""
+    keep_schemas()
     gc.freeze()
     gc.enable()
 
@@ -81,23 +82,31 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """Some hundred chats about asyncio."""
+    from lmms_stream.tools.demo.corpus import build_corpus
+
     library = Path(sysconfig.get_paths()["stdlib"]) / "asyncio"
     return build_corpus(tmp_path_factory.mktemp("corpus"), library=library)
 
 
 @pytest.fixture(scope="session")
 def tokenizer(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lmms_stream.tools.demo.corpus import train_tokenizer
+
     return train_tokenizer(corpus.texts, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
 def chat_processor(tokenizer: Path) -> ChatProcessor:
+    from lmms_stream.processors.chat import ChatProcessor
+
     return ChatProcessor.from_pretrained(str(tokenizer))
 
 
 @pytest.fixture(scope="session")
 def dataset_folder(corpus: Corpus, chat_processor: ChatProcessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The corpus as small shards with a lengths index, in a local folder."""
+    from lmms_stream.converters.convert import convert
+
     folder = tmp_path_factory.mktemp("dataset")
     convert([corpus.functions, corpus.classes], str(folder), processor=chat_processor, shard_bytes=1 << 16)
     return folder
@@ -106,6 +115,8 @@ def dataset_folder(corpus: Corpus, chat_processor: ChatProcessor, tmp_path_facto
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """A URL below which tests may write; the environment is set so that child processes reach the server too."""
+    from lmms_stream.tools.demo.endpoint import s3_endpoint
+
     with s3_endpoint():
         yield f"s3://{S3_BUCKET}"
 
@@ -210,6 +221,11 @@ def write_samples(
     shard_bytes: int = 1 << 14,
 ) -> NDArray[np.uint32]:
     """A dataset of tokenized samples, each its tokens and the spans of them that are learnt; their lengths."""
+    from lmms_stream.mds.lengths import LengthIndex
+    from lmms_stream.processors.base import processor_fingerprint
+    from lmms_stream.processors.text import TokensProcessor
+    from streaming import MDSWriter
+
     columns = {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"}
     lengths = []
     with MDSWriter(

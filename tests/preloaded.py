@@ -30,6 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tests.mds.reading
 import tests.processes  # noqa: F401
+from tests.kept_schemas import keep_schemas
 
 
 def _load_loops() -> None:
@@ -54,6 +55,7 @@ def _share_a_step() -> None:
     dist.destroy_process_group()
 
 
+keep_schemas()
 pydantic.TypeAdapter(RunConfig)
 _new_session().client("s3", region_name="us-east-1")  # parses the descriptions of S3, which forked processes share
 _load_loops()

@@ -54,6 +54,13 @@ again = PackedLoader(dataset, global_batch=1, num_workers=0)
 again.load_state_dict(state)
 assert (next(iter(again)).input_ids == expected).all()
 """
+OWN_WORDS = """
+import sys
+from lmms_stream.train.__main__ import main
+assert main(["run.yaml", "train.output_dir=words", "train.max_steps=1"]) == 0
+names = {"transformers.training_args", "transformers.trainer_callback", "transformers.trainer"}
+assert not names & sys.modules.keys(), names & sys.modules.keys()
+"""
 CALLS = """
 import contextlib, io, json
 import yaml
@@ -136,6 +143,7 @@ def ends(python: Path, folder: Path) -> dict[str, Ended]:
         "read": READ,
         "train": command("train", "run.yaml"),
         "export": command("export", "run/checkpoints/step-00000002", "model"),
+        "words": OWN_WORDS,
         "calls": CALLS,
     }
     libraries = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers", "numba")
@@ -148,7 +156,7 @@ def test_there_are_twelve_at_most_each_with_its_reason() -> None:
     assert all("# " in line for line in lines), lines
 
 
-@pytest.mark.parametrize("script", ["import", "convert", "read", "train", "export"])
+@pytest.mark.parametrize("script", ["import", "convert", "read", "train", "export", "words"])
 def test_public_names_are_imported_packs_are_read_and_a_model_is_trained_and_exported(
     script: str, ends: dict[str, Ended]
 ) -> None:

@@ -42,7 +42,7 @@ def help_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=in_long_rounds)])
 @pytest.mark.parametrize("command", [None, *commands()])
 def test_help_fits_the_terminal_and_has_examples_that_parse(
     command: str | None, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

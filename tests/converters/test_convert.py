@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from lmms_stream.storage.local import LocalStorage
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
 
-from ..conftest import run_cli, run_command
+from ..conftest import run_cli
+from ..processes import run_module
+from ..rounds import rounds
 
 UNANSWERED = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -59,7 +60,8 @@ def test_an_unmodified_streaming_dataset_reads_the_shards(dataset_folder: Path, 
         "print(json.dumps([sample['messages'] for sample in dataset]))\n"
         "assert dataset[0]['media'] == b''\n"
     )
-    result = run_command(sys.executable, "-c", script, str(dataset_folder), str(tmp_path / "local"))
+    (tmp_path / "script.py").write_text(script)
+    result = run_module(str(tmp_path / "script.py"), str(dataset_folder), str(tmp_path / "local"), timeout_s=120)
     assert result.returncode == 0, result.stderr
     ours = PackedStreamingDataset(dataset_folder)
     theirs = json.loads(result.stdout.splitlines()[-1])
@@ -166,8 +168,7 @@ def test_what_training_could_not_process_is_an_error_of_the_conversion(tokenizer
     assert processor.tokenizer.decode(labels[labels >= 0]) == "<think></think>hello<|end|>"
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("tokenize", [False, True])
+@pytest.mark.parametrize(("tokenize", "num_workers"), [(False, 1), (True, 2), *rounds([], [(False, 2), (True, 1)])])
 def test_each_answer_can_be_a_sample_of_its_own(
     tokenizer: Path, tmp_path: Path, tokenize: bool, num_workers: int
 ) -> None:

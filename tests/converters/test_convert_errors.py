@@ -24,7 +24,7 @@ from lmms_stream.errors import ConfigError, DataError, LmmsStreamError, StorageE
 from lmms_stream.mds.packed import PackedStreamingDataset
 
 from ..conftest import run_cli, run_command
-from ..rounds import in_long_rounds
+from ..rounds import in_long_rounds, rounds
 from .media_files import image_bytes, wav_bytes
 from .sources.source_rows import json_lines, write
 
@@ -266,8 +266,9 @@ def test_quotes_are_what_is_asked_for_and_others_are_refused(tmp_path: Path) -> 
             convert([source], str(tmp_path / "out"), quote=quote)
 
 
-@pytest.mark.parametrize("on_error", ["fail", "skip"])
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("on_error", "num_workers"), [("fail", 2), ("skip", 1), *rounds([], [("fail", 1), ("skip", 2)])]
+)
 def test_rows_of_empty_text_are_left_out_and_counted(on_error: OnError, num_workers: int, tmp_path: Path) -> None:
     rows = [{"text": "" if number % 10 == 3 else f"text {number}"} for number in range(5000)]
     source, target = write(tmp_path / "a.jsonl", json_lines(rows)), str(tmp_path / "out")

@@ -28,13 +28,13 @@ from ..emulators import EMULATED
 from ..rounds import LONG, rounds
 from .held import LIMIT_S, MAP, NUM_FILES, PASS, chat, held_command, write_held_chats
 
-NUM_CHATS = 1200
+NUM_CHATS = 600
 WORKERS = rounds((1, 3), (1, 2, 4))
 
 
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of some units of 40 kB."""
+    """A file of some units of 20 kB."""
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
     path.write_text("".join(json.dumps(chat(number)) + "\n" for number in range(NUM_CHATS)))
     return path
@@ -55,7 +55,7 @@ def uninterrupted(
     chats: Path, chat_processor: ChatProcessor, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     folder = str(tmp_path_factory.mktemp("uninterrupted") / "chats")
-    report = convert([chats], folder, processor=chat_processor, unit_bytes=40_000, shard_bytes=1 << 16, num_workers=1)
+    report = convert([chats], folder, processor=chat_processor, unit_bytes=20_000, shard_bytes=1 << 15, num_workers=1)
     assert report.num_rows == NUM_CHATS
     assert report.num_shards > 4
     return written(folder)
@@ -65,14 +65,14 @@ def test_what_is_written_does_not_depend_on_the_number_of_workers(
     chats: Path, chat_processor: ChatProcessor, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     target = str(tmp_path / "out")
-    convert([chats], target, processor=chat_processor, unit_bytes=40_000, shard_bytes=1 << 16, num_workers=3)
+    convert([chats], target, processor=chat_processor, unit_bytes=20_000, shard_bytes=1 << 15, num_workers=3)
     assert written(target) == uninterrupted
     assert verify_dataset(target, processor=chat_processor, deep=True, num_workers=1).problems == ()
 
 
 def test_shards_and_index_are_those_of_mdswriter(chats: Path, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
     columns = {"messages": "str", "media": "bytes"}
-    with MDSWriter(columns=columns, out=str(tmp_path / "mds"), hashes=["xxh3_64"], size_limit=1 << 16) as writer:
+    with MDSWriter(columns=columns, out=str(tmp_path / "mds"), hashes=["xxh3_64"], size_limit=1 << 15) as writer:
         for sample in PackedStreamingDataset(_stored(uninterrupted, tmp_path / "ours"))[:]:
             writer.write(sample)
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "mds").iterdir()}
@@ -87,11 +87,11 @@ def _stored(files: dict[str, bytes], folder: Path) -> Path:
 
 
 def test_the_size_of_units_changes_nothing(chats: Path, tmp_path: Path) -> None:
-    for unit_bytes in (12_000, 1 << 24):
-        convert([chats], str(tmp_path / str(unit_bytes)), unit_bytes=unit_bytes, shard_bytes=1 << 16, num_workers=1)
-    small, large = (written(str(tmp_path / str(size))) for size in (12_000, 1 << 24))
+    for unit_bytes in (6_000, 1 << 24):
+        convert([chats], str(tmp_path / str(unit_bytes)), unit_bytes=unit_bytes, shard_bytes=1 << 15, num_workers=1)
+    small, large = (written(str(tmp_path / str(size))) for size in (6_000, 1 << 24))
     assert small == large
-    assert messages(tmp_path / "12000") == [chat(number)["messages"] for number in range(NUM_CHATS)]
+    assert messages(tmp_path / "6000") == [chat(number)["messages"] for number in range(NUM_CHATS)]
 
 
 # Commands that others follow
@@ -134,11 +134,11 @@ def test_a_second_command_for_a_target_is_refused_while_the_first_is_at_work(tmp
 def test_a_conversion_that_was_ended_is_not_gone_on_with_by_another_command(chats: Path, tmp_path: Path) -> None:
     rows, target = tmp_path / "rows.jsonl", str(tmp_path / "out")
     rows.write_text(chats.read_text() + "{broken\n")
-    options: dict[str, Any] = {"unit_bytes": 40_000, "shard_bytes": 1 << 16, "num_workers": 1}
+    options: dict[str, Any] = {"unit_bytes": 20_000, "shard_bytes": 1 << 15, "num_workers": 1}
     with pytest.raises(DataError, match=rf"rows\.jsonl:{NUM_CHATS + 1}: not valid JSON"):
         convert([rows], target, **options)
     with pytest.raises(StorageError, match="with other shard_bytes: run the original command, or pass"):
-        convert([rows], target, **options | {"shard_bytes": 1 << 17})
+        convert([rows], target, **options | {"shard_bytes": 1 << 16})
     with pytest.raises(ConfigError, match="the number of workers must be at least 1, got 0"):
         convert([rows], target, **options | {"num_workers": 0})
     assert (tmp_path / "out" / "shard.00001.mds").exists()
@@ -180,7 +180,7 @@ def test_shuffled_samples_are_the_same_in_another_order(
 ) -> None:
     for name, workers in (("a", 1), ("b", 2)):
         convert(
-            [chats], str(tmp_path / name), shuffle_seed=7, unit_bytes=40_000, shard_bytes=1 << 16, num_workers=workers,
+            [chats], str(tmp_path / name), shuffle_seed=7, unit_bytes=20_000, shard_bytes=1 << 15, num_workers=workers,
             processor=chat_processor,
         )  # fmt: skip
     assert written(str(tmp_path / "a")) == written(str(tmp_path / "b"))
@@ -194,12 +194,12 @@ def test_shuffled_samples_are_the_same_in_another_order(
 
 def test_splits_share_the_samples(chats: Path, tmp_path: Path, chat_processor: ChatProcessor) -> None:
     options: dict[str, Any] = {"splits": {"train": 0.9, "validation": 0.1}, "processor": chat_processor}
-    report = convert([chats], str(tmp_path / "out"), unit_bytes=40_000, num_workers=1, **options)
+    report = convert([chats], str(tmp_path / "out"), unit_bytes=20_000, num_workers=1, **options)
     train, validation = (messages(tmp_path / "out" / name) for name in ("train", "validation"))
     assert report.num_rows == len(train) + len(validation) == NUM_CHATS
     assert [split.num_rows for split in report.splits.values()] == [len(train), len(validation)]
     assert report.num_tokens == sum(split.num_tokens or 0 for split in report.splits.values())
-    assert len(validation) == pytest.approx(120, abs=24)
+    assert len(validation) == pytest.approx(60, abs=18)
     expected = [chat(number)["messages"] for number in range(NUM_CHATS)]
     assert sorted(map(str, train + validation)) == sorted(map(str, expected))
     for name in ("train", "validation"):
@@ -232,7 +232,7 @@ def test_a_split_without_samples_is_an_error_and_one_that_is_there_is_a_problem(
 def test_progress_ends_where_it_should(part: str, limit: int | None, chats: Path, tmp_path: Path) -> None:
     told: list[int] = []
     progress = Progress(begin=told.append, advance=told.append)
-    convert([f"{chats}{part}"], str(tmp_path), unit_bytes=1000, num_workers=1, limit=limit, progress=progress)
+    convert([f"{chats}{part}"], str(tmp_path), unit_bytes=2000, num_workers=1, limit=limit, progress=progress)
     assert told[0] == chats.stat().st_size == sum(told[1:])
     assert min(told) >= 0
 
@@ -266,10 +266,10 @@ def test_samples_are_left_out_by_length_and_by_number_and_counted(
     kept = int(np.count_nonzero((lengths >= shortest) & (lengths <= longest)))
     report = convert([chats], str(tmp_path / "some"), processor=chat_processor, shortest=shortest, longest=longest)
     assert (report.num_rows, report.num_filtered) == (kept, free.num_rows - kept)
-    limited = convert([chats], str(tmp_path / "few"), limit=400, unit_bytes=50_000, num_workers=2)
-    assert limited.num_rows == 400
-    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(400)]
-    with pytest.raises(DataError, match=r"no sample is left to write \(1200 were left out for their length\)"):
+    limited = convert([chats], str(tmp_path / "few"), limit=200, unit_bytes=25_000, num_workers=2)
+    assert limited.num_rows == 200
+    assert messages(tmp_path / "few") == [chat(number)["messages"] for number in range(200)]
+    with pytest.raises(DataError, match=r"no sample is left to write \(600 were left out for their length\)"):
         convert([chats], str(tmp_path / "none"), processor=chat_processor, shortest=100_000)
     with pytest.raises(ConfigError, match="left out by their tokens"):
         convert([chats], str(tmp_path / "none"), longest=10)
@@ -290,17 +290,17 @@ def test_compressed_shards_are_read_and_replaced(chats: Path, tmp_path: Path) ->
 
 def test_rows_that_do_not_fit_are_named_by_their_line_whatever_the_units(chats: Path, tmp_path: Path) -> None:
     lines = chats.read_text().splitlines()
-    lines[800] = "{broken"
-    lines[1000] = json.dumps({"messages": [{"role": "user", "content": "unanswered"}]})
+    lines[400] = "{broken"
+    lines[500] = json.dumps({"messages": [{"role": "user", "content": "unanswered"}]})
     source = tmp_path / "rows.jsonl"
     source.write_text("\n".join(["", *lines]))
-    with pytest.raises(DataError, match=r"rows\.jsonl:802: not valid JSON"):
-        convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2)
+    with pytest.raises(DataError, match=r"rows\.jsonl:402: not valid JSON"):
+        convert([source], str(tmp_path / "out"), unit_bytes=25_000, num_workers=2)
     assert not {"index.json", "_lmms/dataset.json"} & set(written(str(tmp_path / "out")))
-    report = convert([source], str(tmp_path / "out"), unit_bytes=50_000, num_workers=2, on_error="skip")
+    report = convert([source], str(tmp_path / "out"), unit_bytes=25_000, num_workers=2, on_error="skip")
     assert (report.num_rows, report.num_rejected) == (NUM_CHATS - 2, 2)
     rejects = [json.loads(line) for line in (tmp_path / "out" / "_lmms" / "rejects.jsonl").read_text().splitlines()]
-    assert [reject["row"] for reject in rejects] == [802, 1002]
+    assert [reject["row"] for reject in rejects] == [402, 502]
     assert {reject["source"] for reject in rejects} == {str(source)}
 
 
@@ -311,7 +311,7 @@ def test_what_was_made_before_a_row_that_does_not_fit_is_kept_and_gone_on_with(
     source, target = tmp_path / "rows.jsonl", tmp_path / "out"
     lines = chats.read_text().splitlines(keepends=True)
     source.write_text("".join([*lines[:-2], "{broken\n", *lines[-2:]]))
-    options: dict[str, Any] = {"unit_bytes": 50_000, "shard_bytes": 1 << 16, "num_workers": num_workers}
+    options: dict[str, Any] = {"unit_bytes": 25_000, "shard_bytes": 1 << 15, "num_workers": num_workers}
     with pytest.raises(DataError, match=rf"rows\.jsonl:{NUM_CHATS - 1}: not valid JSON"):
         convert([source], str(target), **options)
     made = {path.name: path.stat().st_mtime_ns for path in target.glob("shard.*")}
@@ -328,7 +328,7 @@ def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
     chats: Path, tmp_path: Path, chat_processor: ChatProcessor
 ) -> None:
     lines = chats.read_text().splitlines()
-    for number in range(5, NUM_CHATS, 100):
+    for number in range(5, NUM_CHATS, 50):
         lines[number] = "{broken"
     rows, other = tmp_path / "rows.jsonl", tmp_path / "other.jsonl"
     rows.write_text("\n".join(lines))
@@ -337,20 +337,20 @@ def test_a_limit_gives_the_same_samples_and_counts_for_any_number_of_workers(
     for workers in WORKERS:
         target = str(tmp_path / str(workers))
         report = convert(
-            [rows, other], target, limit=400, unit_bytes=20_000, num_workers=workers, on_error="skip",
+            [rows, other], target, limit=200, unit_bytes=10_000, num_workers=workers, on_error="skip",
             processor=chat_processor, shortest=200,
         )  # fmt: skip
-        assert report.num_rows == 400
+        assert report.num_rows == 200
         reports.append((report.num_rejected, report.num_filtered, written(target)))
     assert all(report == reports[0] for report in reports)
     num_rejected, num_filtered, _ = reports[0]
-    num_read = 400 + num_rejected + num_filtered  # rows up to the last that is written
+    num_read = 200 + num_rejected + num_filtered  # rows up to the last that is written
     assert num_filtered > 0
-    assert num_rejected == len(range(5, num_read, 100))
-    rows.write_text("\n".join([*(line for line in lines[:500] if line != "{broken"), "{broken", "{}"]))
+    assert num_rejected == len(range(5, num_read, 50))
+    rows.write_text("\n".join([*(line for line in lines[:250] if line != "{broken"), "{broken", "{}"]))
     for workers in WORKERS:  # behind what is asked for no row is an error
-        report = convert([rows], str(tmp_path / f"strict-{workers}"), limit=400, unit_bytes=20_000, num_workers=workers)
-        assert report.num_rows == 400
+        report = convert([rows], str(tmp_path / f"strict-{workers}"), limit=200, unit_bytes=10_000, num_workers=workers)
+        assert report.num_rows == 200
 
 
 def test_a_processor_must_read_what_the_rows_are(tmp_path: Path, chat_processor: ChatProcessor) -> None:

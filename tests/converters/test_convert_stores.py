@@ -25,8 +25,8 @@ from .held import chat
 from .test_convert_runs import written
 
 pytestmark = MARKS
-NUM_CHATS = 1000
-OPTIONS: dict[str, Any] = {"unit_bytes": 40_000, "shard_bytes": 1 << 16, "allow_repeats": True}
+NUM_CHATS = 500
+OPTIONS: dict[str, Any] = {"unit_bytes": 20_000, "shard_bytes": 1 << 15, "allow_repeats": True}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def lines(chats: list[dict[str, Any]]) -> bytes:
 
 def parquet(chats: list[dict[str, Any]]) -> bytes:
     sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), sink, row_group_size=400)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), sink, row_group_size=200)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -93,7 +93,7 @@ def test_objects_give_the_shards_that_files_give(
 def test_lines_of_an_object_are_read_by_workers_in_ranges_and_lie_nowhere(
     chats: list[dict[str, Any]], proxy: FaultProxy, s3_folder: str, tmp_path: Path
 ) -> None:
-    store, data = open_storage(s3_folder), lines(chats) * 6
+    store, data = open_storage(s3_folder), lines(chats) * 8
     store.write("chats.jsonl", data)
     proxy.set_rules()
     seen: set[Path] = set()
@@ -167,7 +167,7 @@ def test_what_is_fetched_whole_is_fetched_ahead_and_bounded(
 ) -> None:
     store = open_storage(store_folder)
     for number in range(8):
-        store.write(f"{number}.jsonl.gz", gzip.compress(lines(chats[number * 100 : (number + 1) * 100])))
+        store.write(f"{number}.jsonl.gz", gzip.compress(lines(chats[number * 60 : (number + 1) * 60])))
     convert([store_folder], str(tmp_path / "once"), num_workers=1, **OPTIONS)
     for at_most in (1, 1 << 30):
         monkeypatch.setattr(reading, "FETCHED_BYTES", at_most)

@@ -104,6 +104,7 @@ def test_workers_on_a_cluster_write_what_processes_write(
     assert any(name.startswith("_lmms/lengths/") for name in written(target))
 
 
+@in_long_rounds
 def test_relative_paths_mean_the_same_on_a_cluster(
     chats: Path, cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_node_that_joins_takes_part_and_one_that_is_lost_is_an_error(
 # Killed and interrupted
 
 
+@in_long_rounds
 def test_a_worker_that_is_killed_ends_the_command_and_the_next_goes_on(
     many_chats: Path, bytes_of_many: dict[str, bytes], cluster: tuple[str, psutil.Process], tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from ..converters.sources.test_by_index import parsed_rows
 from ..processors.tiny_vlm import save_processor
-from ..rounds import in_long_rounds, rounds
+from ..rounds import LONG, in_long_rounds, rounds
 from .chats import text_config, write_pictures
 from .streamed import Readers, counts_of, numbers_of, row, write_rows
 
@@ -49,8 +49,15 @@ def config(tokenizer: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "balanced"])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("strategy", "shuffle"),
+    [
+        (strategy, shuffle)
+        for shuffle in (True, False)
+        for strategy in ("first_fit", "best_fit", "balanced")
+        if LONG or shuffle or strategy == "best_fit"
+    ],
+)
 def test_each_row_is_read_once_whatever_the_number_of_readers(
     config: dict[str, Any], tokenizer: Path, strategy: str, shuffle: bool
 ) -> None:
@@ -166,7 +173,7 @@ def _loader(dataset: MultiModalIterableDataset, **options: Any) -> DataLoader[Ba
 Epochs = tuple[dict[str, Any], list[list[str]]]
 WORKERS = [
     pytest.param({"num_workers": 0}, id="no workers"),
-    pytest.param({"num_workers": 2}, id="workers"),
+    pytest.param({"num_workers": 2}, id="workers", marks=in_long_rounds),
     pytest.param({"num_workers": 2, "persistent_workers": True}, id="persistent workers"),
     pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawned workers", marks=in_long_rounds),
 ]
@@ -644,7 +651,8 @@ def write_long_rows(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("strategy", rounds(["best_fit"], ["first_fit", "best_fit", "balanced"]))
+@in_long_rounds
+@pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "balanced"])
 def test_lanes_are_few_enough_that_packs_are_as_full_as_in_one_lane(
     strategy: str, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -715,7 +723,7 @@ def test_on_shards_it_is_their_lanes(config: dict[str, Any], tokenizer: Path, tm
         dataset.state_dict()
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", rounds([True], [True, False]))
 def test_rows_that_a_state_has_passed_are_not_parsed(tokenizer: Path, tmp_path: Path, shuffle: bool) -> None:
     """Of a unit that was begun only what is left is parsed, and of packs that were open their rows."""
     path = write_rows(tmp_path / "rows.jsonl", range(1600))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lmms_stream.datasets import DatasetConfig, MultiModalIterableDataset
 from lmms_stream.doors.huggingface.trainer import FSDP2SFTTrainer
+from lmms_stream.doors.lmms_engine.datasets.epoch_turns import EpochTurns
 from lmms_stream.errors import ConfigError, CursorError
 from lmms_stream.tools.demo.corpus import VOCABULARY
 from lmms_stream.train.model.build import ModelConfig
@@ -103,3 +105,12 @@ def test_states_of_different_steps_are_not_merged(dataset: MultiModalIterableDat
             next(batches)
     with pytest.raises(CursorError, match="states at steps 3 and 4, of 2 and 2 lanes, cannot be merged"):
         loaders[0].merge_states([loader.state_dict() for loader in loaders])
+
+
+def test_an_iteration_that_begins_waits_for_one_that_begins_in_another_process() -> None:
+    turns = EpochTurns()
+    with ThreadPoolExecutor(1) as thread:
+        with turns._shared.get_lock():
+            begun = thread.submit(turns.begin)
+            assert not wait([begun], timeout=0.2).done
+        assert (begun.result(60), turns.begin()) == (0, 1)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from lmms_stream.tools.demo.endpoint import _settings
 from lmms_stream.tools.demo.run import run_demo
 
 from tests.conftest import last_words, run_cli, run_command
@@ -47,10 +48,13 @@ class ForkedRanks:
 @pytest.fixture
 def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the standard library, instead of all of it: enough for the steps of the demo."""
-    paths = sysconfig.get_paths()
+    of_scheme, paths = sysconfig.get_paths, sysconfig.get_paths()
     for package in PACKAGES:
         shutil.copytree(Path(paths["stdlib"], package), tmp_path / "library" / package)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths | {"stdlib": str(tmp_path / "library")})
+    small = paths | {"stdlib": str(tmp_path / "library")}
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda *scheme, **named: of_scheme(*scheme, **named) if scheme or named else small
+    )
 
 
 @pytest.mark.timeout(1200)
@@ -81,6 +85,15 @@ def test_a_folder_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert f"error: {tmp_path} holds files not written by a demo: pass another folder as --output" in result.stderr
     assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_the_environment_is_as_before_once_the_server_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("S3_ENDPOINT_URL", raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own")
+    with _settings("http://127.0.0.1:9"):
+        assert (os.environ["S3_ENDPOINT_URL"], os.environ["AWS_ACCESS_KEY_ID"]) == ("http://127.0.0.1:9", "demo")
+    assert "S3_ENDPOINT_URL" not in os.environ
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "own"
 
 
 def test_a_demo_without_moto_names_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

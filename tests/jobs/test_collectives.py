@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import last_words, write_samples
 from tests.guard.collective_log import FOLDER, faults, latest_job
+from tests.rounds import in_long_rounds
 
 from .launcher import run_job
 
@@ -88,6 +89,7 @@ dist.all_reduce(torch.ones(2 + rank))
 """
 
 
+@in_long_rounds
 def test_ranks_in_new_interpreters_are_compared_too(tmp_path: Path) -> None:
     script = tmp_path / "unlike.py"
     script.write_text(UNLIKE)

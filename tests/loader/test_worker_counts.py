@@ -89,6 +89,7 @@ def test_workers_run_in_little_shared_memory_or_the_error_names_the_remedy(
     assert re.search(words, done.stdout + done.stderr, re.MULTILINE), done.stdout + done.stderr
 
 
+@in_long_rounds
 def test_workers_that_are_spawned_are_counted_too(remote: str, tmp_path: Path) -> None:
     loader = open_loader(remote, tmp_path / "cache", num_workers=1, start_method="spawn")
     assert sum(1 for _ in loader) > 0

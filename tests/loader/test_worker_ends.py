@@ -19,6 +19,7 @@ from lmms_stream.storage.fetch_config import FetchConfig
 
 from ..conftest import run_command, write_tokens
 from ..processes import run_module
+from ..rounds import rounds
 from .busy import Busy, OneByOne, loader
 
 SOON_S = 4.0  # torch itself waits 5 s for each worker that is busy
@@ -57,7 +58,7 @@ class NotSent(OneByOne):
             raise FileNotFoundError("the table is gone")
 
 
-@pytest.mark.parametrize("method", ["server", "spawn"])
+@pytest.mark.parametrize("method", rounds(["server"], ["server", "spawn"]))
 def test_an_error_of_unpickling_in_a_worker_is_raised_as_what_it_is(method: Any, tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50)
     with pytest.raises(FileNotFoundError, match="the table is gone"):

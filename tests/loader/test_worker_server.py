@@ -109,7 +109,7 @@ assert len(list(loader(Mine()))) > 20
     assert len(list((tmp_path / "report").glob("*.json"))) == 2
 
 
-@pytest.mark.parametrize("method", ["server", "spawn"])
+@pytest.mark.parametrize("method", rounds(["server"], ["server", "spawn"]))
 def test_where_the_name_of_the_temporary_folder_is_too_long_for_a_socket_workers_are_forked_or_it_is_said(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

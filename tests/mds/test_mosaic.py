@@ -45,6 +45,7 @@ from streaming import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 from streaming.base.format.mds import encodings
 from torch.utils.data import DataLoader
 
+from ..rounds import rounds
 from ..strategies import examples, seeds
 
 NUM_SAMPLES = 33
@@ -103,8 +104,10 @@ def test_iterating_gives_what_a_subclass_makes_of_samples(folder: Path, num_work
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("algorithm", ["py1e", "blocks"])
+@pytest.mark.parametrize(
+    ("algorithm", "persistent"),
+    [("py1e", True), ("blocks", False), *rounds([], [("py1e", False), ("blocks", True)])],
+)
 def test_epochs_differ_though_the_seed_of_torch_is_set_before_each(
     folder: Path, algorithm: str, persistent: bool
 ) -> None:
@@ -361,8 +364,13 @@ def as_columns(samples: list[dict[str, int]]) -> tuple[torch.Tensor, list[int]]:
     return torch.zeros(3, 7), numbers(samples)
 
 
-@pytest.mark.parametrize("collate_fn", [list, numbers, as_columns, str])
-@pytest.mark.parametrize("settings", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+@pytest.mark.parametrize(
+    ("collate_fn", "settings"),
+    [
+        *((collate_fn, {}) for collate_fn in (list, numbers, as_columns, str)),
+        *((each, {"num_workers": 2, "multiprocessing_context": "fork"}) for each in (as_columns, list, numbers, str)),
+    ][: rounds(5, 8)],
+)
 def test_states_count_samples_whatever_form_their_batches_have(
     folder: Path, collate_fn: Callable[[Any], Any], settings: dict[str, Any]
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,16 @@ def test_who_asks_first_asks_the_store_and_others_wait_for_it() -> None:
     assert directory.where(KEY, 1, now=0) == 0
     assert directory.where(("source", "other shard"), 1, now=0) == "store"
     assert directory.where(("other source", "shard"), 2, now=0) == "store"
+
+
+def test_who_looks_for_a_node_to_check_waits_for_others_that_look() -> None:
+    directory = Directory()
+    directory.where(KEY, 1, now=0)
+    with ThreadPoolExecutor(1) as thread:
+        with directory._lock:
+            found = thread.submit(directory.suspect, KEY, now=CHECK_S)
+            assert not wait([found], timeout=0.2).done
+        assert found.result(60) == 1
 
 
 def test_a_node_gives_a_file_to_few_at_a_time() -> None:

@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import transformers
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processors.agreement import _tone
 from lmms_stream.processors.base import Measured, processor_fingerprint
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.versions.transformers import by_torchvision
@@ -278,3 +279,7 @@ def test_sounds_are_read_by_the_installed_processor_where_it_reads_them_otherwis
         video = ("video", sounding_film(num_frames=8, fps=4, samples=30000))
         with pytest.raises(ConfigError, match=r"videos cannot be read as the processor of .* reads sounds \(one of"):
             heard.measure(stored(("user", [video]), ("assistant", "a")))
+
+
+def test_sounds_that_are_compared_differ_by_their_seed() -> None:
+    assert (_tone(100, 16000, 1) != _tone(100, 16000, 2)).any()

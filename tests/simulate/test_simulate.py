@@ -323,3 +323,4 @@ def test_amounts_are_read_as_people_write_them() -> None:
         "num_nodes": ["2", "4"],
     }
     assert dataclasses.replace(Cluster(), cache="1kb").cache_bytes == 1024
+    assert Cluster().egress_price == 0

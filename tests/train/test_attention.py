@@ -19,7 +19,7 @@ from lmms_stream.types import Batch
 from lmms_stream.versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.rounds import LONG
+from tests.rounds import LONG, rounds
 from tests.train import every_model
 from tests.train.one_by_one import check_pack, is_noise_of_keys
 from tests.train.test_model import TINY
@@ -39,8 +39,10 @@ def build(model_type: str, *, attention: Any = "auto", dtype: Any = "float32", *
     return PackedModel(ModelConfig(config=config, attention=attention, dtype=dtype).build())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("attention", "dtype"),
+    [("sdpa", "bfloat16"), ("eager", "float32"), *rounds([], [("sdpa", "float32"), ("eager", "bfloat16")])],
+)
 @pytest.mark.parametrize(
     ("model_type", "fields"),
     [
@@ -168,7 +170,7 @@ def test_samples_by_themselves_are_for_models_of_text_with_plain_layers() -> Non
         build("llama4_text", attention="sdpa_varlen")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", rounds(["bfloat16"], ["float32", "bfloat16"]))
 @pytest.mark.parametrize(
     ("model_type", "fields", "message"),
     [

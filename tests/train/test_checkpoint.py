@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import resource
 import shutil
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +26,8 @@ from lmms_stream.storage.owner import OWNER_NAME, Owner
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.checkpoint.saving import STAGING_NAME, other_differences
-from lmms_stream.train.checkpoint.store import FileDigest, open_target
-from lmms_stream.train.checkpoint.tensors import Stager, tensors_of
+from lmms_stream.train.checkpoint.store import FileDigest, open_target, write_synced
+from lmms_stream.train.checkpoint.tensors import NO_ROOM_BYTES, Stager, _failures, tensors_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.flow import SaveClock
@@ -36,7 +38,7 @@ from transformers import TrainerCallback
 from ..conftest import write_tokens
 from ..emulators import EMULATED
 from ..mds.test_disk_faults import small_disk
-from ..rounds import LONG
+from ..rounds import LONG, in_long_rounds, rounds
 from .runs import MODEL, trainer_of, write_small_run
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer]
@@ -231,9 +233,9 @@ SHORT = r"has \d+ of \d+ bytes"
         ("folder", flip, "trainer.json", CHANGED),
         ("folder", truncate, "complete.json", "is not JSON"),
         ("folder", lose, "complete.json", "is missing"),
-        ("s3", truncate, DATA, SHORT),
+        pytest.param("s3", truncate, DATA, SHORT, marks=in_long_rounds),
         ("s3", flip, DATA, CHANGED),
-        ("s3", flip, "trainer.json", CHANGED),
+        pytest.param("s3", flip, "trainer.json", CHANGED, marks=in_long_rounds),
         ("s3", lose, "complete.json", ""),
     ],
     indirect=["location"],
@@ -354,6 +356,26 @@ def test_a_file_that_may_not_grow_is_an_error_and_the_checkpoint_before_survives
     assert steps_in(location) == [1]
 
 
+@pytest.mark.parametrize(
+    ("free", "message"), [(NO_ROOM_BYTES, "torch failed"), (NO_ROOM_BYTES - 1, "no room on the disk of .*: free some")]
+)
+def test_an_error_of_torch_is_that_of_a_full_disk_where_nearly_nothing_is_free(
+    free: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(CheckpointError, match=f"^{message}"), _failures(tmp_path):
+        raise RuntimeError("torch failed")
+
+
+def test_a_synced_file_is_whole_before_the_disk_is_asked_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    write_synced(tmp_path / "folder" / "file", b"1234")
+    assert synced == [4]
+
+
 def test_another_model_is_an_error_and_other_settings_are_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -410,7 +432,7 @@ def test_what_a_model_drops_is_the_same_in_a_resumed_run(tmp_path: Path) -> None
     assert losses["whole"][0] != losses["other"][0]
 
 
-@pytest.mark.parametrize("stored", ["folder", "store"])
+@pytest.mark.parametrize("stored", rounds(["folder"], ["folder", "store"]))
 def test_a_parameter_that_had_no_gradient_yet_does_not_keep_a_run_from_going_on(
     stored: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -16,6 +16,7 @@ from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.types import Batch
 
 from ..conftest import write_tokens
+from ..rounds import in_long_rounds
 from .runs import trainer_of, write_run
 
 NUM_SAMPLES = 160
@@ -35,7 +36,7 @@ def times_read(output: Path) -> set[int]:
     return set(read.values())
 
 
-@pytest.mark.parametrize("eval_steps", ["epoch", 1])
+@pytest.mark.parametrize("eval_steps", ["epoch", pytest.param(1, marks=in_long_rounds)])
 def test_evaluations_begin_with_the_epoch_or_step_of_eval_delay(eval_steps: Any) -> None:
     config = TrainConfig(output_dir="out", global_batch=1, max_steps=9, eval_steps=eval_steps, eval_delay=2)
     found = []
@@ -48,7 +49,7 @@ def test_evaluations_begin_with_the_epoch_or_step_of_eval_delay(eval_steps: Any)
     assert found == [False, True, True]
 
 
-@pytest.mark.parametrize("global_batch", [3, 16])
+@pytest.mark.parametrize("global_batch", [3, pytest.param(16, marks=in_long_rounds)])
 def test_epochs_end_where_the_cursor_says_after_a_change_of_the_global_batch(
     run: Path, tmp_path: Path, global_batch: int
 ) -> None:

@@ -59,7 +59,10 @@ def leaky(**fields: Any) -> PackedModel:
 @pytest.mark.parametrize(
     "attention", ["sdpa", *(pytest.param(name, marks=in_long_rounds) for name in ("sdpa_varlen", "eager"))]
 )
-@pytest.mark.parametrize("fields", [{"model_type": "llama", **DEEP}, {"model_type": "mixtral", **EXPERTS}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_type": "llama", **DEEP}, pytest.param({"model_type": "mixtral", **EXPERTS}, marks=in_long_rounds)],
+)
 def test_a_model_that_amplifies_roundings_is_proven_in_bfloat16(fields: dict[str, Any], attention: str) -> None:
     prove_packing(build(**fields, attention=attention, dtype="bfloat16"), device=CPU)
 
@@ -84,8 +87,10 @@ def test_roundings_that_a_deep_model_amplifies_are_no_fault() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("depth", [1, DEPTH])
-@pytest.mark.parametrize("fields", [LONG, AMPLIFIES])
+@pytest.mark.parametrize(
+    ("fields", "depth"),
+    [(LONG, 1), (AMPLIFIES, 1), (AMPLIFIES, DEPTH), pytest.param(LONG, DEPTH, marks=in_long_rounds)],
+)
 def test_one_token_that_leaks_is_found_whatever_the_depth(fields: dict[str, Any], depth: int, dtype: Any) -> None:
     fault = fault_of(leaky(dtype=dtype, **fields, num_hidden_layers=depth))
     assert fault == "does not keep the samples of a pack apart: what one holds changes what is predicted in another"

@@ -422,9 +422,11 @@ def test_the_best_model_is_loaded_where_its_step_was_saved_before_it_was_evaluat
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == saved
 
 
+@in_long_rounds
 def test_a_run_in_our_own_words_imports_nothing_of_transformers_arguments_and_callbacks(
     config: Path, tmp_path: Path
 ) -> None:
+    """In short rounds test_minimal.py runs such words, without the packages that are no hard dependencies."""
     script = (
         "import sys; import transformers.trainer_utils; its_own = {*sys.modules} & {'peft'}; "  # since 5.2 imports peft
         "from lmms_stream.train.__main__ import main; assert main(sys.argv[1:]) == 0; "

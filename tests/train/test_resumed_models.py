@@ -20,6 +20,7 @@ from lmms_stream.train.run_config import RunConfig
 from transformers import GenerationConfig
 
 from ..conftest import write_tokens
+from ..rounds import in_long_rounds
 from .runs import MODEL, write_small_run
 
 GEMMA = {**MODEL, "model_type": "gemma3_text", "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16}
@@ -39,7 +40,12 @@ def _files(checkpoint: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, {**MODEL, "tie_word_embeddings": True}, GEMMA], ids=["llama", "tied", "rotary"]
+    "model",
+    [
+        pytest.param(MODEL, id="llama", marks=in_long_rounds),
+        pytest.param({**MODEL, "tie_word_embeddings": True}, id="tied"),
+        pytest.param(GEMMA, id="rotary"),
+    ],
 )
 def test_a_run_goes_on_where_the_pretrained_folder_is_gone_as_if_it_were_there(
     model: dict[str, Any], tmp_path: Path

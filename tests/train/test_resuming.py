@@ -13,6 +13,7 @@ from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
 
 from ..conftest import write_tokens
+from ..rounds import in_long_rounds
 from .runs import trainer_of, write_small_run
 from .test_checkpoint import ours
 
@@ -32,7 +33,12 @@ def run(tmp_path: Path) -> Path:
             r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, exp_avg_sq, step, now momentum_buffer, "
             r"for example of model\.layers\.",
         ),
-        ("optim=adamw", "optim=sgd", r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)"),
+        pytest.param(
+            "optim=adamw",
+            "optim=sgd",
+            r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)",
+            marks=in_long_rounds,
+        ),
         ("optim=sgd", "optim=adamw", r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)"),
         (
             "optim_args.amsgrad=true",

@@ -193,6 +193,8 @@ def test_images_are_learnt_as_latents_of_a_frozen_autoencoder(data: Path, tmp_pa
     assert made.shape == (3, SIZE, SIZE, 3)
     again = sample_images(model, task, [0], num_steps=3, guidance=2.0)
     assert np.abs(again[0].astype(int) - made[0]).max() <= 1
+    one, other = sample_images(model, task, [0, 0], num_steps=1)
+    assert (one != other).any()
     trainer.save_model(tmp_path / "saved")
     saved = DiTTransformer2DModel.from_pretrained(tmp_path / "saved")
     assert all(torch.equal(each, weights[name]) for name, each in saved.state_dict().items())
