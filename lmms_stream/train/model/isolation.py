@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 
 from ...errors import ConfigError
 from ...loader.collate import collate
@@ -95,7 +96,8 @@ def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.devi
     except FAILURES as error:  # perhaps on this rank only: memory runs out
         if isinstance(error, RuntimeError) and is_lost_rank(error):
             raise
-        fault = f"does not run on packs ({one_line(error)})"
+        is_sharded = any(isinstance(each, DTensor) for each in model.parameters())
+        return agreed(f"does not run on packs ({one_line(error)})", meets=is_sharded and device.type == "cpu")
     return agreed(fault)
 
 
@@ -284,19 +286,24 @@ class FaultElsewhereError(Exception):
     """Another rank has ended its proof, with a fault: the message."""
 
 
-def agreed(fault: str | None) -> str | None:
+def agreed(fault: str | None, *, meets: bool = False) -> str | None:
     """Return the fault of this rank, or of the first rank with one; None without a fault. All ranks call it.
 
-    Where a proof raises on some ranks, they call it early, and the others get a FaultElsewhereError.
+    Where a proof raises on some ranks, they call it early, and the others get a FaultElsewhereError. meets: first meet
+    ranks in another group, because ranks may still wait for this rank in the model's collectives of the usual group.
     """
     if not dist.is_initialized():
         return fault
     try:
+        if meets:
+            gather([0.0], dist.get_world_size(), is_apart=True)
         has_fault = bool(gather([_FAULT * (fault is not None)], dist.get_world_size()).any())
     except RuntimeError as error:
         if fault is None or not is_lost_rank(error):
             raise
-        raise ConfigError(f"the model {fault} on rank {dist.get_rank()}, and other ranks do not answer") from error
+        raise ConfigError(
+            f"the model {fault} on rank {dist.get_rank()}, and other ranks do not answer: it fails on this rank only"
+        ) from error
     return _first_fault(fault) if has_fault else None
 
 
