@@ -19,6 +19,8 @@ ACROSS_VERSION = 5  # of a cursor inside a window across sources, also after suc
 TOKENS_VERSION = 6  # of a cursor with turns by tokens, also inside a window and after such a change
 TOKENS, EPOCHS = "tokens", "epochs"  # what sources share in turns: tokens by weights, or packs by those of their epochs
 MANY_SOURCES = 64  # more sources are written in a packed string
+MAX_COUNT = 1 << 40  # steps, epochs and packs of a state; more would overflow
+MAX_WINDOW_PACKS = 1 << 28  # more would fill the memory
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
 _OF_PACKED = "packed_sources"  # `order` of packed sources: the string has it
 SOURCE = "data"  # name of a run's only source
@@ -176,10 +178,10 @@ class Cursor:
             shares = data.get("shares", "")
             if shares not in ("", TOKENS, EPOCHS):
                 raise ValueError(f"sources cannot share {shares!r}")
-            window = _read_window(data["window"]) if is_in_window else None
-            return Cursor(
-                step=_count(data["step"]), sources=_read(data), window=window, has_order="order" in data, shares=shares
-            )
+            step, window = checked_count(data["step"]), _read_window(data["window"]) if is_in_window else None
+            if window is not None and not bool(window.num_done) <= step - window.step <= window.num_done:
+                raise ValueError(f"step {step} is not in the window of step {window.step}")
+            return Cursor(step=step, sources=_read(data), window=window, has_order="order" in data, shares=shares)
         except LmmsStreamError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -235,8 +237,8 @@ def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
     return {
         str(name): SourceCursor(
             plan=_text(at["plan"]),
-            epoch=_count(at["epoch"]),
-            packs=_count(at["packs"]),
+            epoch=checked_count(at["epoch"]),
+            packs=checked_count(at["packs"]),
             credit=_credit(at["credit"]),
             changes=_read_changes(at.get("changes", ())),
         )
@@ -245,20 +247,22 @@ def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
 
 
 def _read_changes(changes: Sequence[Sequence[Any]]) -> Changes:
-    found = tuple(LengthChange(*map(_count, each)) for each in changes)
+    found = tuple(LengthChange(*map(checked_count, each)) for each in changes)
     if any(each.length < 1 for each in found) or [each[:2] for each in found] != sorted(each[:2] for each in found):
         raise ValueError(f"{changes!r} are no changes of packing_length in turn")
     return found
 
 
 def _read_window(data: Mapping[str, Any]) -> WindowCursor:
-    counts = {name: _count(data[name]) for name in ("step", "global_batch", "num_packs", "linear_cost", "num_done")}
-    across_sources = bool(_count(data.get("across_sources", False)))
+    counts = {
+        name: checked_count(data[name]) for name in ("step", "global_batch", "num_packs", "linear_cost", "num_done")
+    }
+    across_sources = bool(checked_count(data.get("across_sources", False)))
     window = WindowCursor(
         sources=_read(data), mix=_text(data["mix"]), across_sources=across_sources,
         turns=_text(data.get("turns", "")), **counts,
     )  # fmt: skip
-    if window.global_batch < 1 or window.num_left < 1:
+    if window.global_batch < 1 or window.num_left < 1 or window.num_packs > MAX_WINDOW_PACKS:
         raise ValueError(f"a window of {window.num_packs} packs cannot be at pack {window.num_done}")
     return window
 
@@ -315,11 +319,9 @@ def explain_other_plan(name: str, saved: str, built: str) -> str:
     )
 
 
-def _count(value: Any) -> int:
+def checked_count(value: Any, largest: int = MAX_COUNT) -> int:
     number = index(value)
-    if number < 0:
-        raise ValueError(f"{number} is negative")
-    if number >= 1 << 63:
+    if not 0 <= number <= largest:
         raise ValueError(f"{number} is out of range")
     return number
 

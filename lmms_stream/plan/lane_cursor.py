@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CursorError, LmmsStreamError
-from .cursor import CURSOR_VERSION, check_version, explain_other_plan, refuse_state_of_samples
+from .cursor import CURSOR_VERSION, check_version, checked_count, explain_other_plan, refuse_state_of_samples
 from .packing import MAX_LENGTH
 
 
@@ -61,9 +60,9 @@ class LaneCursor:
             )
         check_version(data.get("version"))
         try:
-            numbers = {name: _count(data[name], MAX_COUNT) for name in ("num_lanes", "step", "packs")}
+            numbers = {name: checked_count(data[name]) for name in ("num_lanes", "step", "packs")}
             states = {
-                _count(int(lane), numbers["num_lanes"] - 1): LaneState.from_dict(state)
+                checked_count(int(lane), numbers["num_lanes"] - 1): LaneState.from_dict(state)
                 for lane, state in data["lanes"].items()
             }
             if numbers["step"] > numbers["packs"] or not isinstance(data["plan"], str):
@@ -119,7 +118,6 @@ class LaneCursor:
 
 # Position of a lane after a pack, with the packs that wait for the next window, for a checkpoint.
 
-MAX_COUNT = 1 << 62  # maximum count in a state
 MAX_PATCHES = (1 << 32) - 1  # maximum patches of a sample
 
 
@@ -199,12 +197,12 @@ class LaneState:
         try:
             lists = {"patches": [], **data["carried"]}
             carried = {
-                field.name: tuple(_count(value, MAX_PATCHES if field.name == "patches" else MAX_LENGTH)
+                field.name: tuple(checked_count(value, MAX_PATCHES if field.name == "patches" else MAX_LENGTH)
                                   for value in lists[field.name])
                 for field in _LISTS
             }  # fmt: skip
             return LaneState(
-                **{name: _count(data[key], MAX_COUNT) for name, key in _KEYS.items()}, carried=CarriedPacks(**carried)
+                **{name: checked_count(data[key]) for name, key in _KEYS.items()}, carried=CarriedPacks(**carried)
             )
         except LmmsStreamError:
             raise
@@ -214,10 +212,3 @@ class LaneState:
 
 _KEYS = {field.name: field.name for field in fields(LaneState) if field.name != "carried"} | {"segment": "place"}
 _LISTS = fields(CarriedPacks)
-
-
-def _count(value: Any, largest: int) -> int:
-    number = index(value)
-    if not 0 <= number <= largest:
-        raise ValueError(f"{number} is out of range")
-    return number

@@ -164,20 +164,32 @@ class WindowedMixture(Mixture):
     def adopt(self, cursor: Cursor) -> Cursor:
         """Return Mixture.adopt. A window of other sources, weights or max_epochs is finished before they apply.
 
-        CursorError inside a window with a source that is missing here, and if only one of both has weights.
+        CursorError inside a window with a source that is missing here, if only one of both has weights, and for numbers
+        that contradict each other.
         """
         self._fit_plans(cursor)
         if cursor.window is not None:
             self._mixture_of(cursor.window)
         adopted = super().adopt(cursor)
-        if (window := cursor.window) is not None and window.turns:
-            computed = _digest(self._in_turn(window))
-            if computed != window.turns:
-                raise CursorError(
-                    f"the state is inside a window (see balance) of turns {window.turns}, and its sources give turns "
-                    f"{computed}: the state was changed after it was saved, use another checkpoint"
-                )
+        if cursor.window is not None:
+            self._check_window(cursor, cursor.window)
         return adopted
+
+    def _check_window(self, cursor: Cursor, window: WindowCursor) -> None:
+        """Raise CursorError unless the window has its packs, and its turns so far lead to the cursor's sources."""
+        mixture, sources = self._mixture_of(window), dict(window.sources)
+        for name, at in sources.items():
+            at.check_packs(name, mixture.plan_of(name, at).num_packs(at.epoch))
+        turns = self._in_turn(window)
+        mixture.take(sources, window.step, window.num_done, global_batch=window.global_batch)
+        computed = {"packs": turns.num_packs, "turns": _digest(turns), **sources}
+        saved = {"packs": window.num_packs, "turns": window.turns or computed["turns"], **cursor.sources}
+        for name, value in computed.items():
+            if saved.get(name) != value:
+                raise CursorError(
+                    f"the state is inside a window (see balance) of {name} {saved.get(name)}, and its sources give "
+                    f"{name} {value}: the state was changed after it was saved, use another checkpoint"
+                )
 
     @cached_property
     def _mix(self) -> str:
@@ -278,7 +290,7 @@ class WindowedMixture(Mixture):
             mixture, batch = self._mixture_of(window), window.global_batch
             ranges: list[NDArray[np.int64]] = []
             mixture.take(dict(window.sources), window.step, window.num_packs, global_batch=batch, ranges=ranges)
-            rows = np.concatenate(ranges)
+            rows = np.concatenate([np.empty((0, 4), np.int64), *ranges])
             if mixture is not self:
                 rows[:, 0] = self.by_length.numbers_of(mixture.by_length)[rows[:, 0]]
             self._turns = window.begin, SourceRanges(self.by_length.names, rows), None

@@ -33,7 +33,8 @@ _WRAPPERS = {
     "gather", "gather_objects", "from_rank_0", "on_rank_0", "on_all_ranks", "agree", "agreed", "_agree", "_on_any_rank",
     "sum_over_ranks", "gather_over_ranks",
 }  # fmt: skip
-_UNLIKE = "save_folder"  # inside, rank 0 asks for tensors, and the other ranks answer in a loop
+# Inside, rank 0 asks for tensors and the others answer in a loop; or a rank whose proof has ended answers the others.
+_UNLIKE = {"save_folder", "find_fault"}
 _OF_MODELS = ("/torch/nn/", "/torch/distributed/fsdp/", "/torch/autograd/")  # whose collectives any line may cause
 
 
@@ -136,7 +137,7 @@ def sites_of(frame: FrameType | None) -> tuple[list[str], str]:
             sites.append(f"{'/'.join(Path(path).parts[-2:])}:{frame.f_lineno} {code.co_name}")
             if len(sites) == 1 and is_ours and not is_of_model:
                 compared = sites[0]
-        if is_ours and code.co_name == _UNLIKE:
+        if is_ours and code.co_name in _UNLIKE:
             compared = ""
         frame = frame.f_back
     thread = threading.current_thread()

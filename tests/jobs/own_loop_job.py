@@ -6,6 +6,7 @@ pack.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,26 @@ def refusals() -> list[str]:
     return found
 
 
+def faults_of_a_rank() -> list[str]:
+    """Return the errors of proofs in which the memory of rank 1 runs out, each in a later forward pass."""
+    batch = collate([{"input_ids": np.arange(length), "labels": np.arange(length)} for length in (5, 6)], [0, 1])
+    found: list[str] = []
+    for passes in itertools.count():
+        model, left = built("llama", TINY), iter(range(passes))
+
+        def run_out(*_: Any, left: Any = left) -> None:
+            if dist.get_rank() == 1 and next(left, None) is None:
+                raise torch.OutOfMemoryError("out of memory")
+
+        model.register_forward_pre_hook(run_out)
+        try:
+            batch.for_model(model)
+        except ConfigError as error:
+            found.append(str(error))
+        else:
+            return found
+
+
 def main(data: str, folder: str, way: str) -> None:
     dist.init_process_group("gloo")
     if way == "as-before":
@@ -93,7 +114,9 @@ def main(data: str, folder: str, way: str) -> None:
     bart = torch.nn.parallel.DistributedDataParallel(built("bart", BART), find_unused_parameters=True)
     one = train(data, bart, max_samples=1)
     everyone: list[Any] = [None, None]
-    dist.all_gather_object(everyone, {"several": several, "one": one, "refused": refusals()})
+    dist.all_gather_object(
+        everyone, {"several": several, "one": one, "refused": refusals(), "memory": faults_of_a_rank()}
+    )
     if dist.get_rank() == 0:
         print(everyone, flush=True)  # noqa: T201
 

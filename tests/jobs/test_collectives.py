@@ -38,6 +38,10 @@ def test_own_loops_prove_isolation_on_all_ranks_whatever_their_packs_hold(unlike
     ranks = ast.literal_eval(run.stdout.splitlines()[-1])
     assert [[packs[0] for packs in rank["several"]] for rank in ranks] == [[1, 1], [2, 2]]
     assert [rank["one"] for rank in ranks] == [[1, 1, 1]] * 2  # Bart takes no packs of several samples: no proof
+    out_of_memory = "LlamaForCausalLM with attention eager does not run on packs (out of memory)"
+    assert [len(rank["memory"]) > 3 for rank in ranks] == [True] * 2
+    assert {error.partition(":")[0] for error in ranks[0]["memory"]} == {f"{out_of_memory} (on rank 1)"}
+    assert {error.partition(":")[0] for error in ranks[1]["memory"]} == {out_of_memory}
     for rank in ranks:
         broken, *others = rank["refused"]
         assert "LlamaForCausalLM with attention eager gives logits that are not finite" in broken  # of rank 1 only

@@ -167,6 +167,17 @@ def test_an_unforeseen_error_of_one_rank_ends_the_job_with_its_traceback(tmp_pat
 
 
 @in_long_rounds
+def test_a_proof_in_which_the_memory_of_one_rank_runs_out_ends_all_ranks_with_its_error(tmp_path: Path) -> None:
+    """Within the limit, although the other ranks wait in the collectives of a sharded model."""
+    config = write_tiny_run(tmp_path, max_steps=1, timeout_s=20)
+    with start_job(2, FAILING, str(config), f"train.output_dir={tmp_path / 'out'}", "proof") as ranks:
+        assert ranks.wait(LIMIT_S) != 0
+        said = ranks.stderr.read_text()
+    assert "the model does not run on packs (out of memory) on rank 1, and other ranks do not answer" in said
+    assert "rank 1 ended with ConfigError: the model does not run on packs (out of memory)" in said
+
+
+@in_long_rounds
 def test_torchrun_reports_the_traceback_of_an_unforeseen_error_of_one_rank(tmp_path: Path) -> None:
     config = write_tiny_run(tmp_path, max_steps=400, timeout_s=600)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", FAILING]

@@ -13,7 +13,7 @@ from lmms_stream.plan.lane_cursor import LaneCursor, LaneState
 
 from ..strategies import examples
 
-counts = st.integers(0, 1 << 60)
+counts = st.integers(0, 1 << 40)
 credits = st.integers(-(1 << 45), 1 << 45)
 length_changes = st.builds(LengthChange, epoch=counts, packs=counts, length=st.integers(1, 1 << 30))
 changes = st.lists(length_changes, max_size=2).map(lambda found: tuple(sorted(found)))

@@ -145,6 +145,13 @@ class Gpu(TorchDispatchMode):
             stream.items.append((item, memory))
             self._take_turns()
 
+    def run_all(self) -> None:
+        """Run all queued work now, as each schedule may."""
+        with self._lock:
+            for stream in self.streams:
+                while stream.items:
+                    stream.run_next()
+
     def host_waits_for(self, event: Event) -> None:
         with self._lock:
             self._look_at_the_device()

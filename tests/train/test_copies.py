@@ -16,7 +16,8 @@ from lmms_stream.plugins.tasks.dpo import DPO
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
 from lmms_stream.train.run import copies
 from lmms_stream.train.run.distributed import init_distributed
-from lmms_stream.train.run.optimizers import Average
+from lmms_stream.train.run.optimizers import Average, local
+from lmms_stream.train.tasks.reference import FrozenWeights
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -224,6 +225,30 @@ def test_no_checkpoint_holds_the_weights_of_the_reference_or_of_a_callback(shrin
     schedules: list[Schedule] = [COPIES_LATE, 0, LATE, EARLY, *range(1, 20)]
     for schedule in schedules[: rounds(2, len(schedules))]:
         assert differing(prefer(tmp_path, tmp_path / f"{schedule}", schedule, shrinks=shrinks), expected) == []
+
+
+@without_gpu
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_copies_between_two_swaps_hold_the_trained_weights_only_if_a_swap_is_fenced(
+    is_fenced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_fenced:
+        monkeypatch.setattr(FrozenWeights, "_swap", FrozenWeights._swap.__wrapped__)  # type: ignore[attr-defined]
+    model, optimizer = parts(0, buffers=False)
+    trained = [local(each.detach()) for each in model.parameters()]
+    expected = trained[0].clone()
+    reference = FrozenWeights.__new__(FrozenWeights)
+    reference._pairs = [(each, each + 1) for each in trained]
+    with simulated_gpu(COPIES_LATE) as gpu:
+        gpu.owns(trained)
+        with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging", timeout_s=60) as saver:
+            event = hold(saver)
+            saver.save(model, optimizer, step=1, state={}, documents={})
+            reference._swap()
+            gpu.run_all()
+            reference._swap()
+            event.set()
+    assert torch.equal(saved_in(tmp_path / "saved")["step-00000001"]["model.0.weight"], expected) == is_fenced
 
 
 @without_gpu

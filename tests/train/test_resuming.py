@@ -9,6 +9,7 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.train.checkpoint.saving import LOCK_NAME, STAGING_NAME, RunOwner
 from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
 
@@ -22,6 +23,32 @@ from .test_checkpoint import ours
 def run(tmp_path: Path) -> Path:
     write_tokens(tmp_path / "data", num_samples=60)
     return write_small_run(tmp_path / "run.yaml", tmp_path / "data", max_steps=2, lr_scheduler_type="constant")
+
+
+@pytest.mark.parametrize("resume", [False, True, None])
+def test_a_build_ahead_of_train_changes_nothing_of_another_run_in_the_output_dir(
+    run: Path, resume: bool | None
+) -> None:
+    """Only train owns the folder: scripts may build, or look at a model, next to a live run."""
+    trainer_of(run, "train.checkpoint_dir=" + str(run.parent / "kept"), "train.export=true").train()
+    output = run.parent / "default"
+    (output / STAGING_NAME / "rank-0").mkdir(parents=True)
+    (output / STAGING_NAME / "rank-0" / "on-its-way").write_bytes(b"of a live run")
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        found = (path for folder in (output, run.parent / "kept") for path in folder.rglob("*") if path.is_file())
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+    before = files()
+    with RunOwner(trainer_of(run).config):  # the live run
+        trainer = trainer_of(run, "train.checkpoint_dir=" + str(run.parent / "kept"))
+        if resume is not False:
+            trainer.build(resume)
+        else:
+            trainer.create_optimizer_and_scheduler(2)
+    assert {path: each for path, each in files().items() if path.name != LOCK_NAME} == {
+        path: each for path, each in before.items() if path.name != LOCK_NAME
+    }
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def prove_packing(model: PackedModel, *, device: torch.device, bf16: bool = Fals
 def prove_compiled(model: PackedModel, *, device: torch.device, bf16: bool = False) -> None:
     """Raise ConfigError if a model with compiled blocks does not keep samples apart; all ranks call it."""
     with evaluating(model):  # with gradients, as in training: without gradients other code would be compiled
-        fault = agreed(find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True))
+        fault = find_fault(model, tolerances_of(model, bf16=bf16), device=device, backward=True)
     if fault is not None:
         attention = model.model.config._attn_implementation
         raise ConfigError(
@@ -177,7 +177,7 @@ def _choose(
             backward = with_backward or attention not in _OWN_BACKWARD
             if attention in faults or attention in passed:
                 fault = "cannot be set"
-            elif fault := agreed(find_fault(model, tolerances, device=device, backward=backward)):
+            elif fault := find_fault(model, tolerances, device=device, backward=backward):
                 faults[attention] = fault
             elif trial is None or len(choices) < 2 or attention in BY_BOUNDS:
                 return AttentionTrials(is_chosen=True, refused=refused, faults=faults)

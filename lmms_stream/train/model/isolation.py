@@ -30,13 +30,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 
 from ...errors import ConfigError
 from ...loader.collate import collate
 from ...processors.families.family import Layout
 from ...types import Batch, Processed
 from ...versions.transformers import COUNTS_CHUNKS_BY_SAMPLE
-from ..run.distributed import gather
+from ..run.distributed import gather, gather_objects, is_lost_rank
 from ..run.precision import uses_tf32
 from .loss import has_experts
 from .model import PackedModel
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _MOST_NOISE = 0.5  # share of the spread of the logits; unrelated predictions differ by 1.4
 _MIXES = "does not keep the samples of a pack apart: what one holds changes what is predicted in another"
+_FAULT = 2.0  # answer of a rank whose proof has ended, in place of yes (1) or no (0)
 _WITH_MEDIA = " (samples with media)"
 FAILURES = (RuntimeError, ValueError, TypeError, ImportError, LookupError, AssertionError, AttributeError)
 
@@ -78,7 +80,8 @@ def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
 def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.device, backward: bool) -> str | None:
     """Return the reason against training on packs, to follow the model's name, or None; all ranks call it.
 
-    backward: check gradients, too, for the smallest leaks. A model without a backward pass is refused.
+    All ranks get a reason if one does. backward: check gradients, too, for the smallest leaks. A model without a
+    backward pass is refused.
     """
     if model.by_sample is None and "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
@@ -88,9 +91,14 @@ def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.devi
             for samples in media_samples(model, device) if fault is None else ():
                 fault = fault or _fault_of(model, samples, tolerances, device=device, backward=backward)
                 fault = fault and f"{fault.removesuffix(_WITH_MEDIA)}{_WITH_MEDIA}"
-    except FAILURES as error:
-        return f"does not run on packs ({one_line(error)})"
-    return fault
+    except FaultElsewhereError as elsewhere:
+        return str(elsewhere)
+    except FAILURES as error:  # perhaps on this rank only: memory runs out
+        if isinstance(error, RuntimeError) and is_lost_rank(error):
+            raise
+        is_sharded = any(isinstance(each, DTensor) for each in model.parameters())
+        return agreed(f"does not run on packs ({one_line(error)})", meets=is_sharded and device.type == "cpu")
+    return agreed(fault)
 
 
 def _fault_of(
@@ -274,16 +282,44 @@ def _rounded_embeddings(model: PackedModel) -> Iterator[None]:
         hook.remove()
 
 
-def agreed(fault: str | None) -> str | None:
-    """Return the fault of this rank, or a note of a fault on another rank; None without a fault. All ranks call it."""
-    has_failed = _on_any_rank(fault is not None)
-    return fault or ("failed on another rank" if has_failed else None)
+class FaultElsewhereError(Exception):
+    """Another rank has ended its proof, with a fault: the message."""
+
+
+def agreed(fault: str | None, *, meets: bool = False) -> str | None:
+    """Return the fault of this rank, or of the first rank with one; None without a fault. All ranks call it.
+
+    Where a proof raises on some ranks, they call it early, and the others get a FaultElsewhereError. meets: first meet
+    ranks in another group, because ranks may still wait for this rank in the model's collectives of the usual group.
+    """
+    if not dist.is_initialized():
+        return fault
+    try:
+        if meets:
+            gather([0.0], dist.get_world_size(), is_apart=True)
+        has_fault = bool(gather([_FAULT * (fault is not None)], dist.get_world_size()).any())
+    except RuntimeError as error:
+        if fault is None or not is_lost_rank(error):
+            raise
+        raise ConfigError(
+            f"the model {fault} on rank {dist.get_rank()}, and other ranks do not answer: it fails on this rank only"
+        ) from error
+    return _first_fault(fault) if has_fault else None
+
+
+def _first_fault(fault: str | None) -> str:
+    """Return this rank's fault, or without one the first rank's."""
+    faults = gather_objects(fault, dist.get_world_size())
+    return fault or next(f"{each} (on rank {rank})" for rank, each in enumerate(faults) if each is not None)
 
 
 def _on_any_rank(is_so: bool) -> bool:
     if not dist.is_initialized():
         return is_so
-    return bool(gather([float(is_so)], dist.get_world_size()).any())
+    answers = gather([float(is_so)], dist.get_world_size())
+    if (answers == _FAULT).any():
+        raise FaultElsewhereError(_first_fault(None))
+    return bool(answers.any())
 
 
 def one_line(error: Exception) -> str:

@@ -123,15 +123,18 @@ def takes_cpu_tensors(group: dist.ProcessGroup) -> bool:
     return torch.device("cpu") in group._device_types
 
 
-def cpu_group(timeout_s: float | None = None) -> dist.ProcessGroup:
+def cpu_group(timeout_s: float | None = None, *, is_apart: bool = False) -> dist.ProcessGroup:
     """Return a group of all ranks for tensors on the CPU: the process group, or gloo's, created by the first call.
 
-    All ranks make the first call at the same point.
+    All ranks make the first call at the same point. is_apart: of a process group on the CPU,
+    not the group of a model's collectives.
     """
     global _beside
     default = dist.group.WORLD
     assert default is not None
-    if takes_cpu_tensors(default):
+    if is_apart:
+        timeout_s = group_timeout_s(default, torch.device("cpu")) / 2  # less than other ranks wait elsewhere
+    elif takes_cpu_tensors(default):
         return default
     if _beside is None or _beside[0] is not default:
         timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
@@ -172,11 +175,14 @@ def gather_objects(value: object, world_size: int) -> list[Any]:
     return everyone
 
 
-def gather(values: Sequence[float], world_size: int) -> torch.Tensor:
-    """Return the values of all ranks: float64[world_size, len(values)], on the CPU; exact for counts below 2^53."""
+def gather(values: Sequence[float], world_size: int, *, is_apart: bool = False) -> torch.Tensor:
+    """Return the values of all ranks: float64[world_size, len(values)], on the CPU; exact for counts below 2^53.
+
+    is_apart: see cpu_group.
+    """
     mine = torch.tensor(values, dtype=torch.float64)
     everyone = torch.empty(world_size * len(values), dtype=torch.float64)
-    dist.all_gather_into_tensor(everyone, mine, group=cpu_group())
+    dist.all_gather_into_tensor(everyone, mine, group=cpu_group(is_apart=is_apart))
     return everyone.view(world_size, len(values))
 
 
