@@ -120,7 +120,10 @@ CHANGES = {change.__name__: change for change in (plain, extras, named_extras, t
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_alone_make_the_tokenizer_of_transformers(kind: str, change: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "tokenizer", kind, change=CHANGES[change])
-    read, theirs = product._read(folder), FastTokenizer.of(AutoTokenizer.from_pretrained(folder), name=str(folder))
+    read, theirs = (
+        product._read(folder, False),
+        FastTokenizer.of(AutoTokenizer.from_pretrained(folder), name=str(folder)),
+    )
     assert read == theirs if RULES_OF_TOKENIZERS else read is None
     assert load_tokenizer(str(folder)) == theirs
     assert load_tokenizer(str(folder)).digest == theirs.digest
@@ -164,7 +167,7 @@ def other_cuts(config: dict[str, Any], described: dict[str, Any]) -> None:
 def test_files_that_leave_a_question_are_given_to_transformers(kind: str, change: Change, tmp_path: Path) -> None:
     folder = written(tmp_path / "tokenizer", kind, change=change)
     theirs = FastTokenizer.of(AutoTokenizer.from_pretrained(folder), name=str(folder))
-    assert product._read(folder) in (None, theirs)
+    assert product._read(folder, False) in (None, theirs)
     assert load_tokenizer(str(folder)) == theirs
 
 
@@ -176,7 +179,7 @@ def test_the_type_of_the_model_decides_as_in_transformers(kind: str, tmp_path: P
     folder = written(tmp_path / "tokenizer", kind)
     for model_type in sorted(TOKENIZER_MAPPING_NAMES) if LONG else few:
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
-        read = product._read(folder)
+        read = product._read(folder, False)
         if read is not None:
             theirs = FastTokenizer.of(AutoTokenizer.from_pretrained(folder), name=str(folder))
             assert read == theirs, model_type

@@ -327,7 +327,7 @@ def test_a_model_without_experts_in_any_layer_has_no_loss_of_a_router() -> None:
     assert losses.tokens.isfinite().all()
 
 
-TINY = {
+ONE_LAYER: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
 }  # fmt: skip
 PARTS = {"vision_config": {"model_type": "clip_vision_model"}, "text_config": {"model_type": "llama"}}
@@ -353,12 +353,12 @@ PARTS = {"vision_config": {"model_type": "clip_vision_model"}, "text_config": {"
 )
 def test_a_field_of_a_config_that_reaches_nothing_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"model\.config\.{message}"):
-        ModelConfig(config=fields if "_class_name" in fields else {**TINY, **fields}).build()
+        ModelConfig(config=fields if "_class_name" in fields else {**ONE_LAYER, **fields}).build()
 
 
 def test_fields_by_another_name_and_of_files_are_known() -> None:
     written = {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.57.0", "torch_dtype": "float32"}
-    ModelConfig(config={**TINY, **written, "rope_theta": 1e4, "vocab_size": 8}).build()
+    ModelConfig(config={**ONE_LAYER, **written, "rope_theta": 1e4, "vocab_size": 8}).build()
     ModelConfig(
         config={"model_type": "gpt2", "num_hidden_layers": 1, "n_embd": 8, "n_head": 2, "vocab_size": 8}
     ).build()

@@ -301,7 +301,7 @@ class _AtUse(torch.Tensor):
     read: Callable[[], torch.Tensor]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map_only(_AtUse, lambda each: each.read(), (args, kwargs or {}))
         return function(*args, **kwargs)
 
@@ -418,7 +418,7 @@ def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float])
     for name, like in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
         dtype = torch.float32 if like.is_floating_point() else like.dtype
-        weight: Any = torch.Tensor._make_wrapper_subclass(_AtUse, like.shape, dtype=dtype)  # type: ignore[attr-defined]
+        weight: Any = torch.Tensor._make_wrapper_subclass(_AtUse, like.shape, dtype=dtype)
         weight.read = partial(values, name)
         module = model.get_submodule(path)
         (module._parameters if leaf in module._parameters else module._buffers)[leaf] = weight

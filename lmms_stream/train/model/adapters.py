@@ -125,7 +125,7 @@ def _check_names(
     def by_pattern(name: str) -> bool:
         return any(re.match(rf"(.*\.)?({name})$", path) for path in targets)
 
-    rules = {
+    rules: dict[str, Callable[[str], bool]] = {
         "target_modules": in_any(targets),
         "feedforward_modules": in_any(targets),
         "exclude_modules": in_any(modules),

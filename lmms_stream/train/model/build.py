@@ -375,7 +375,7 @@ def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
 
 
 def check_keys(
-    fields: Mapping[str, Any], config: PretrainedConfig, *classes: type, prefix: str = "model.config."
+    fields: Mapping[str, Any], config: PretrainedConfig, *classes: Any, prefix: str = "model.config."
 ) -> None:
     """Raise ConfigError for a field that the config's class does not declare, and no code of class or model reads.
 
@@ -383,10 +383,11 @@ def check_keys(
     the model, and of configs around this config.
     """
     parts = {name: each for name, each in vars(config).items() if hasattr(each, "sub_configs")}
-    own, classes = _declared(type(config)), (*classes, type(config))
-    read = {name for each in (*classes, _modelling(type(config))) for name in _read_names(each)}
+    kind: Any = type(config)
+    own, classes = _declared(kind), (*classes, kind)
+    read = {name for each in (*classes, _modelling(kind)) for name in _read_names(each)}
     for name, value in fields.items():
-        of_parts = {part: each for part, each in parts.items() if name in _declared(type(each))}
+        of_parts = {part: each for part, each in parts.items() if name in _declared(each.__class__)}
         if name in parts and isinstance(value, Mapping):
             check_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.")
             continue
