@@ -52,7 +52,7 @@ Changes = tuple[LengthChange, ...]
 class SourceCursor(NamedTuple):
     """Position in a source: `packs` packs of epoch `epoch` of its plan are consumed.
 
-    plan: fingerprint of the plan. credit: what the source lacks of its share in the mixture (below 0: has too much), in
+    plan: fingerprint of the plan. credit: the source's lack of its share in the mixture (below 0: has too much), in
     2**-36 tokens, or 2**-40 packs. changes: former changes of packing_length, each with the epoch and the packs
     consumed before it, and the new length; see changed_plan.py.
     """
@@ -119,7 +119,7 @@ class Cursor:
     """Position of a run. step: number of finished steps. sources: cursor of each source, by name, in their order.
 
     The order of the sources decides between equal turns. window: None outside of windows. has_order: whether the order
-    is known; it is not in states of earlier releases. shares: TOKENS or EPOCHS; "" in states of earlier releases of
+    is known; False for states of earlier releases. shares: TOKENS or EPOCHS; "" in states of earlier releases of
     several sources, whose weights are shares of packs.
     """
 

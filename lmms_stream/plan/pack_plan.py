@@ -438,11 +438,11 @@ class PackPlan:
 
 
 def own_seeds(plans: Mapping[str, PackPlan]) -> dict[str, PackPlan]:
-    """Return the plans of a new run's sources: each of several has its own stream of the seed, by its name.
+    """Return the plans of a new run's sources: each of several has a stream of the seed, by the source's name.
 
-    With one seed, datasets of equal sizes would have the same order, and rows that belong together would come together.
-    A single source has the seed itself, as in earlier releases. `other` of each is the plan with the other seed: a
-    source keeps the seed that it began with, see Mixture.adopt.
+    With one seed, datasets of equal sizes would have the same order, and related rows would come together. A single
+    source has the seed itself, like in earlier releases. `other` of each is the plan with the other seed: a source
+    keeps its first seed, see Mixture.adopt.
     """
     found = {}
     for name, plan in plans.items():

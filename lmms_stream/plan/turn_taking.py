@@ -3,16 +3,17 @@
 A pack holds samples of one source, perhaps of several streams (see PackPlan). Weights are shares of the tokens of
 packs. Each turn goes to the source with the earliest deadline, among sources that lack tokens of their share: packets
 of any size share a line in this way in worst-case fair weighted fair queueing (Bennett and Zhang, 1996). The deadline
-of a source is the last turn before it lacks more than a full pack. After any number of packs each source has had its
-share over the whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next turns,
-as if all packs were full: where weights change it is exact for full packs. The cursor keeps what each source lacks.
+of a source is the last turn before the source lacks more than a full pack. After any number of packs each source has
+had its share over the whole run to within a full pack of tokens. The deadline follows the scheduled weights of the next
+turns and counts full packs: at a change of weights, the deadline is exact for full packs. The cursor keeps the lack of
+each source.
 
 Without weights, and in runs that an earlier release began, shares are of packs. The sources take turns by Tijdeman's
 algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980), the same for packs of equal size: a
 source must lack at least 1 / (2k - 2) packs, and its deadline is the last turn before it lacks more than 1 - 1 / (2k -
 2) packs. Each of k sources then has its share to within 1 - 1 / (2k - 2) packs.
 
-After a source ends, the others share its turns and what it lacks. A phase of the schedule whose sources have all
+After a source ends, the other sources share its turns and its lack. A phase of the schedule whose sources have all
 ended takes the weights of the next phase with packs left, or else of the last phase before with packs left.
 """
 
@@ -94,7 +95,7 @@ class TurnTaking:
         self._kept: tuple[tuple[int, int, list[str], list[SourceCursor]], SourceTurns] | None = None  # the last turns
 
     def _fit_plans(self, cursor: Cursor) -> None:
-        """Take the plan of each source with the seed that it began with, see own_seeds; new sources have their own."""
+        """Take the plans of sources with their first seeds; new sources have seeds of their own, see own_seeds."""
 
         def likeness(plan: PackPlan, began: str) -> int:
             return sum(a == b for a, b in zip(plan.fingerprint.split("-"), began.split("-"), strict=False))

@@ -164,8 +164,8 @@ class WindowedMixture(Mixture):
     def adopt(self, cursor: Cursor) -> Cursor:
         """Return Mixture.adopt. A window of other sources, weights or max_epochs is finished before they apply.
 
-        CursorError inside a window with a source that is missing here, if only one of both has weights, and for numbers
-        that contradict each other.
+        CursorError inside a window for a source missing here, for weights in the cursor or here alone, and for
+        contradictory numbers.
         """
         self._fit_plans(cursor)
         if cursor.window is not None:

@@ -2,12 +2,12 @@
 
 With a thousand sources, a loop over all sources for every pack would take most of a step. Sources that lack too little
 for a turn wait in a heap, sorted by the turn in which they lack enough. Sources that lack enough are in another heap,
-sorted by deadline. The lack of a source is updated when the source is looked at.
+sorted by deadline. Reading a source updates its lack.
 
-Turns by tokens have two clocks. Shares are of the tokens that were given. Deadlines count turns as if all packs were
-full, because the tokens up to a later phase are not known, and its turns are. As packs are at most full, a deadline in
-a heap may be too early: it is computed again before its source is chosen. With weights that stay, the order of such
-deadlines is the order by tokens.
+Turns by tokens have two clocks. Shares are of the given tokens. Deadlines count turns of full packs, because the turns
+up to a later phase are known, and the tokens are not. Packs are at most full, and a deadline in a heap may be too
+early: the loop computes the deadline again before it chooses the source. With constant weights, the order of deadlines
+is the order by tokens.
 """
 
 from __future__ import annotations
@@ -288,10 +288,10 @@ def take_epochs(
     counts: packs of the known epochs, source after source. first_counts: int64[k + 1], index in counts of each source's
     epoch 0 in `at`. until: source, epoch and number of the last pack to take; -1 for no limit. steps: packs to the end
     of the first step, and packs of a step. rows: int64[n, 4], written: taken ranges as source, epoch, first and stop,
-    which end at each end of a step, and of an epoch of any source; nothing is written if n is 0. Returns the number of
-    packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, where
-    sizes has too few tokens, and when the rows of another epoch might not fit. sizes: of a step's packs at least, so
-    that no row ends only because tokens do.
+    cut at each end of a step, and of an epoch of any source; nothing is written if n is 0. Returns the number of
+    packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, at the
+    end of known tokens, and when the rows of another epoch might not fit. sizes: of a step's packs at least, to cut no row
+    at the end of known tokens.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:

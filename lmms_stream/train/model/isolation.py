@@ -289,8 +289,8 @@ class FaultElsewhereError(Exception):
 def agreed(fault: str | None, *, meets: bool = False) -> str | None:
     """Return the fault of this rank, or of the first rank with one; None without a fault. All ranks call it.
 
-    Where a proof raises on some ranks, they call it early, and the others get a FaultElsewhereError. meets: first meet
-    ranks in another group, because ranks may still wait for this rank in the model's collectives of the usual group.
+    If a proof raises on some ranks, these ranks call early, and all other ranks get a FaultElsewhereError. meets: first
+    meet ranks in another group, because ranks may still wait for this rank in collectives of the usual group.
     """
     if not dist.is_initialized():
         return fault
