@@ -100,7 +100,8 @@ def faults_of_a_rank() -> list[str]:
         except ConfigError as error:
             found.append(str(error))
         else:
-            return found
+            break
+    return found
 
 
 def main(data: str, folder: str, way: str) -> None:

@@ -80,8 +80,8 @@ def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
 def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.device, backward: bool) -> str | None:
     """Return the reason against training on packs, to follow the model's name, or None; all ranks call it.
 
-    All ranks get a reason if one does. backward: check gradients, too, for the smallest leaks. A model without a
-    backward pass is refused.
+    A reason on any rank is a reason on all ranks. backward: check gradients, too, for the smallest leaks. A model
+    without a backward pass is refused.
     """
     if model.by_sample is None and "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
@@ -287,10 +287,10 @@ class FaultElsewhereError(Exception):
 
 
 def agreed(fault: str | None, *, meets: bool = False) -> str | None:
-    """Return the fault of this rank, or of the first rank with one; None without a fault. All ranks call it.
+    """Return the fault of this rank, or the first rank's fault; None without a fault. All ranks call agreed.
 
-    Where a proof raises on some ranks, they call it early, and the others get a FaultElsewhereError. meets: first meet
-    ranks in another group, because ranks may still wait for this rank in the model's collectives of the usual group.
+    A rank whose proof raises calls agreed early; other ranks then get a FaultElsewhereError. meets: first meet the
+    ranks in a separate group, because ranks may still be in the model's collectives of the usual group.
     """
     if not dist.is_initialized():
         return fault
@@ -308,7 +308,7 @@ def agreed(fault: str | None, *, meets: bool = False) -> str | None:
 
 
 def _first_fault(fault: str | None) -> str:
-    """Return this rank's fault, or without one the first rank's."""
+    """Return this rank's fault, or the first rank's fault."""
     faults = gather_objects(fault, dist.get_world_size())
     return fault or next(f"{each} (on rank {rank})" for rank, each in enumerate(faults) if each is not None)
 
