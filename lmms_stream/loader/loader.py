@@ -13,7 +13,7 @@ import torch
 from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
-from ..mds.mixed import Mixing, check_mixing, check_order, described_streams, mixed, warn_of_shared
+from ..mds.mixed import Mixing, check_mixing, check_order, described_streams, mixed, order_of_streams, warn_of_shared
 from ..mds.provenance import SourceRow
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import SOURCE, Cursor
@@ -96,15 +96,14 @@ class PackedLoader:
         if not named:
             raise ConfigError("a PackedLoader needs at least one dataset")
         datasets = {name: core_of(each) for name, each in named.items()}
+        self.world = world or next(iter(datasets.values())).world
+        warn_of_shared(datasets, rank=self.world.rank)
         if mixing == "samples":
             check_mixing(weights, max_epochs)
             datasets, weights = {SOURCE: mixed(datasets, weights=weights)}, None  # type: ignore[arg-type]  # checked
         for name, each in datasets.items():
             if each.processor is None:
                 raise ConfigError(f"a PackedLoader needs a processor: give dataset {name!r} one")
-        self.world = world or next(iter(datasets.values())).world
-        if self.world.rank == 0:
-            warn_of_shared(datasets)
         global_batch = whole_number("global_batch", global_batch, least=1)
         num_workers = whole_number("num_workers", num_workers, least=0)
         pad_to = None if pad_to is None else whole_number("pad_to", pad_to, least=1)
@@ -339,15 +338,11 @@ class PackedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The cursor after the last completely delivered step: plain ints, strings and lists."""
-        streams = [
-            each.identity for dataset in self._worker.datasets.values() if dataset.is_mixed for each in dataset.stored
-        ]
-        return self._delivery.cursor.to_dict() | ({"streams": streams} if streams else {})
+        return self._delivery.cursor.to_dict() | order_of_streams(self._worker.datasets.values())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved cursor; CursorError for a cursor of another plan, or beyond the end of the plan."""
-        for dataset in self._worker.datasets.values() if isinstance(state, Mapping) else ():
-            check_order(dataset, state)
+        check_order(self._worker.datasets.values(), state)
         self._delivery.load(state)
         self.agreement.renew()
 

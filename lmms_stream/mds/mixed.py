@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -60,11 +60,11 @@ def mixed(datasets: Mapping[str, PackedDataset], *, weights: Mapping[str, float]
     return found
 
 
-def warn_of_shared(datasets: Mapping[str, PackedDataset]) -> None:
+def warn_of_shared(datasets: Mapping[str, PackedDataset], *, rank: int = 0) -> None:
     """Warn of equal shards in datasets of two names, by checksums: for example of a dataset that is named twice."""
     found: dict[tuple[str, int, int], str] = {}  # a shard -> the first dataset with it
     shared: Counter[tuple[str, str]] = Counter()
-    for name, dataset in datasets.items() if len(datasets) > 1 else ():
+    for name, dataset in datasets.items() if len(datasets) > 1 and not rank else ():
         for stored in dataset.stored:
             for info in stored.shards:
                 checksum = info.checksum or f"{stored.url}/{info.name}"
@@ -77,16 +77,24 @@ def warn_of_shared(datasets: Mapping[str, PackedDataset]) -> None:
             )
 
 
-def check_order(dataset: PackedDataset, state: Mapping[str, Any]) -> None:
+def order_of_streams(datasets: Iterable[PackedDataset]) -> dict[str, list[str]]:
+    """Return the identities of mixed streams in order, as `streams` of a state; {} without any."""
+    streams = [each.identity for dataset in datasets if dataset.is_mixed for each in dataset.stored]
+    return {"streams": streams} if streams else {}
+
+
+def check_order(datasets: Iterable[PackedDataset], state: Any) -> None:
     """Raise CursorError for a state of the same streams in another order: the ids of samples count through them."""
-    now, saved = [each.identity for each in dataset.stored], list(state.get("streams", ()))
-    if saved != now and sorted(saved) == sorted(now):
-        names = [dataset.names[now.index(each)] for each in saved]
-        raise CursorError(
-            f"the state is of the datasets in the order {', '.join(names)}, and they are named as "
-            f"{', '.join(dataset.names)}: packs of samples of several datasets (mixing: samples) follow their order, "
-            "name them as before"
-        )
+    saved = state.get("streams") if isinstance(state, Mapping) else None
+    for dataset in datasets if isinstance(saved, list) else ():
+        now = [each.identity for each in dataset.stored]
+        if saved != now and sorted(map(str, saved)) == sorted(now):
+            names = [dataset.names[now.index(each)] for each in saved]
+            raise CursorError(
+                f"the state is of the datasets in the order {', '.join(names)}, and they are named as "
+                f"{', '.join(dataset.names)}: packs of samples of several datasets (mixing: samples) follow their "
+                "order, name them as before"
+            )
 
 
 def _counts(dataset: PackedDataset, weights: Mapping[str, float]) -> tuple[int, ...]:

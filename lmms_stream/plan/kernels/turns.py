@@ -290,8 +290,8 @@ def take_epochs(
     of the first step, and packs of a step. rows: int64[n, 4], written: taken ranges as source, epoch, first and stop,
     cut at each end of a step, and of an epoch of any source; nothing is written if n is 0. Returns the number of
     packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, at the
-    end of known tokens, and when the rows of another epoch might not fit. sizes: of a step's packs at least, to cut no row
-    at the end of known tokens.
+    end of known tokens, and when the rows of another epoch might not fit. sizes: of a step's packs at least, to cut no
+    row at the end of known tokens.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:

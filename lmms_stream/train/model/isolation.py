@@ -80,8 +80,7 @@ def tolerances_of(model: PackedModel, *, bf16: bool) -> Tolerances:
 def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.device, backward: bool) -> str | None:
     """Return the reason against training on packs, to follow the model's name, or None; all ranks call it.
 
-    All ranks get a reason if one does. backward: check gradients, too, for the smallest leaks. A model without a
-    backward pass is refused.
+    A reason on any rank counts. backward: check gradients, too, for the smallest leaks; refuse models without them.
     """
     if model.by_sample is None and "position_ids" not in inspect.signature(model.model.forward).parameters:
         return "takes no position_ids, so it cannot tell where a sample of a pack begins"
@@ -96,8 +95,8 @@ def find_fault(model: PackedModel, tolerances: Tolerances, *, device: torch.devi
     except FAILURES as error:  # perhaps on this rank only: memory runs out
         if isinstance(error, RuntimeError) and is_lost_rank(error):
             raise
-        is_sharded = any(isinstance(each, DTensor) for each in model.parameters())
-        return agreed(f"does not run on packs ({one_line(error)})", meets=is_sharded and device.type == "cpu")
+        meets = device.type == "cpu" and any(isinstance(each, DTensor) for each in model.parameters())
+        return agreed(f"does not run on packs ({one_line(error)})", meets=meets)
     return agreed(fault)
 
 
@@ -149,7 +148,7 @@ class _Proof:
         if has_experts(self._model.model.config):
             # The first and last segment have equal lengths: each expert has as many tokens in the reversed pack.
             turned = self._run(*reversed(self._segments))
-            if self._differs(self._packed[self._rows[1]], turned[self._rows[1]], noise=_no_noise):
+            if self._differs(self._packed[self._rows[1]], turned[self._rows[1]], noise=lambda: 0.0):
                 return True
         for kept, rows in enumerate(self._rows):
             others = [each if i == kept else other(self._model, each) for i, each in enumerate(self._segments)]
@@ -162,7 +161,7 @@ class _Proof:
         *others, last = self._segments
         changed = self._run(*others, with_last(last, other(self._model, last)["input_ids"][-1]))
         rows = self._rows[-1]
-        noise = self._noise_of_experts if self._model.is_causal else _no_noise
+        noise = self._noise_of_experts if self._model.is_causal else lambda: 0.0
         return self._differs(self._packed[rows][:-1], changed[rows][:-1], noise=noise)
 
     def _differs_from_alone(self) -> bool:
@@ -260,10 +259,6 @@ def reaches(gradient: torch.Tensor, is_other: torch.Tensor) -> bool:
     return bool((gradient.abs() > 0).any())
 
 
-def _no_noise() -> float:
-    return 0.0
-
-
 @contextmanager
 def _rounded_embeddings(model: PackedModel) -> Iterator[None]:
     """Change each value of embeddings by the last bit of the number format, up or down at random."""
@@ -287,17 +282,17 @@ class FaultElsewhereError(Exception):
 
 
 def agreed(fault: str | None, *, meets: bool = False) -> str | None:
-    """Return the fault of this rank, or of the first rank with one; None without a fault. All ranks call it.
+    """Return the fault of this rank, or the first rank's fault; None without a fault. All ranks call agreed.
 
-    If a proof raises on some ranks, these ranks call early, and all other ranks get a FaultElsewhereError. meets: first
-    meet ranks in another group, because ranks may still wait for this rank in collectives of the usual group.
+    A rank whose proof raises calls agreed early; other ranks then get a FaultElsewhereError. meets: first meet in a
+    separate group: ranks may still be in the model's collectives of the usual group.
     """
     if not dist.is_initialized():
         return fault
     try:
         if meets:
             gather([0.0], dist.get_world_size(), is_apart=True)
-        has_fault = bool(gather([_FAULT * (fault is not None)], dist.get_world_size()).any())
+        has_fault = gather([_FAULT * (fault is not None)], dist.get_world_size()).any()
     except RuntimeError as error:
         if fault is None or not is_lost_rank(error):
             raise
@@ -308,7 +303,7 @@ def agreed(fault: str | None, *, meets: bool = False) -> str | None:
 
 
 def _first_fault(fault: str | None) -> str:
-    """Return this rank's fault, or without one the first rank's."""
+    """Return this rank's fault, or the first rank's fault."""
     faults = gather_objects(fault, dist.get_world_size())
     return fault or next(f"{each} (on rank {rank})" for rank, each in enumerate(faults) if each is not None)
 

@@ -210,8 +210,8 @@ def _replaced(leaf: Any, copies: dict[Place, torch.Tensor]) -> Any:
 def _watched(values: Any) -> Iterator[SavedTensor]:
     """Yield the saved tensors, and plain tensors inside: an operation may count at either.
 
-    Versions are numbers of the host: reading does not wait. Only writes raise them, not casts, reshards or gathered
-    copies. A write to tensor.to_local() raises none.
+    Versions are on the host: reading does not wait. Only writes raise versions: no casts, reshards or gathered copies.
+    Writes to tensor.to_local() are not counted.
     """
     for path, leaf in _leaves(values):
         if isinstance(leaf, torch.Tensor):
