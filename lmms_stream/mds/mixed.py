@@ -86,7 +86,9 @@ def order_of_streams(datasets: Iterable[PackedDataset]) -> dict[str, list[str]]:
 def check_order(datasets: Iterable[PackedDataset], state: Any) -> None:
     """Raise CursorError for a state of the same streams in another order: the ids of samples count through them."""
     saved = state.get("streams") if isinstance(state, Mapping) else None
-    for dataset in datasets if isinstance(saved, list) else ():
+    if not isinstance(saved, list):
+        return
+    for dataset in datasets:
         now = [each.identity for each in dataset.stored]
         if saved != now and sorted(map(str, saved)) == sorted(now):
             names = [dataset.names[now.index(each)] for each in saved]
