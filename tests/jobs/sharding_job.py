@@ -67,6 +67,7 @@ def run(name: str, case: dict[str, Any], dataset: str, folder: Path) -> dict[str
         loop = Loop(trainer, stop)
         loop.train_step(batches)
         loop.log()
+        loop.read()
     packs: list[list[list[int]]] = [[] for _ in range(world.world_size)]
     dist.all_gather_object(packs, [batch.sample_ids.tolist() for batch in batches])
     everywhere: list[list[str]] = [[] for _ in range(world.world_size)]

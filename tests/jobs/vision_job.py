@@ -84,6 +84,7 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
         loop = Loop(trainer, stop)
         loop.train_step(batches)
         loop.log()
+        loop.read()
     mine = [(batch.source, batch.sample_ids.tolist(), sorted(batch.inputs)) for batch in batches]
     packs: list[Any] = [None] * world.world_size
     dist.all_gather_object(packs, (mine, rows))
