@@ -125,7 +125,7 @@ def tiny_config(family: str, folder: Path, *, hidden_size: int = 32, num_layers:
         "image_token_id": ids["<|image_pad|>"], "video_token_id": ids["<|video_pad|>"],
         "vision_start_token_id": ids["<|vision_start|>"], "vision_end_token_id": ids["<|vision_end|>"],
     }  # fmt: skip
-    tower: dict[str, Any] = {"depth": 2, "num_heads": heads, "in_channels": 3, "in_chans": 3}
+    tower: dict[str, Any] = {"depth": 2, "num_heads": heads, "in_channels": 3}
     if family == "qwen2_vl":
         tower |= {"embed_dim": 32, "hidden_size": hidden_size, "mlp_ratio": 2, "patch_size": 14}
         return Qwen2VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **tokens)
