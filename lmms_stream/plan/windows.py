@@ -200,7 +200,7 @@ class WindowedMixture(Mixture):
         """Return the mixture in which a window began."""
         if window.mix == self._mix and window.sources.keys() == self.plans.keys():
             return self
-        if self._former is None or self._former[0] != window.begin:
+        if self._former is None or self._former[0] != window.begin or self._former[1].shares != self.shares:
             self._former = window.begin, self._made_former(window)
         return self._former[1]
 

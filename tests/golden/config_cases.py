@@ -134,9 +134,11 @@ def write_configs(root: Path) -> None:
 
 
 def values_of(value: Any) -> Any:
-    """Return the JSON values of a config, with the name of its class."""
+    """Return the JSON values of a config, with the name of the class of its fields."""
     if isinstance(value, DatasetConfig):
-        return {"class": type(value).__name__, **_fields(value)}
+        fields = dataclasses.fields(value)
+        of_fields = [each for each in type(value).__mro__[:-1] if dataclasses.fields(each) == fields]
+        return {"class": of_fields[-1].__name__, **_fields(value)}
     if dataclasses.is_dataclass(value):
         return _fields(value)
     if isinstance(value, dict):
