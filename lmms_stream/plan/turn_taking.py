@@ -172,7 +172,7 @@ class TurnTaking:
             most=count,
             known_tokens=(lambda name, *at: plans[name].known_tokens(*at)) if by_tokens else None,
             full_pack=self.full_pack if by_tokens else 1,
-            at_once=global_batch,
+            at_once=min(global_batch, count + 1),
         )
         return self._take_turns(turns, turn, count, global_batch, until, ranges)
 
@@ -188,7 +188,7 @@ class TurnTaking:
         sources, done, is_found = turns.sources, 0, False
         while done < count and not is_found and turns.go_on():
             step, in_step = divmod(turn + done, global_batch)
-            steps = global_batch - in_step, global_batch
+            steps = global_batch - in_step, min(global_batch, count + 1)
             rows, ends = self._phases(step, steps[0], global_batch=global_batch)
             most = min(count - done, int(ends[0]))  # stop at the end of the first phase, then look at later phases
             quotas = self._quotas_of(sources, tuple(turns.names), tuple(turns.epochs))[rows]
