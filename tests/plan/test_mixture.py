@@ -150,7 +150,7 @@ def drawn_mixture(random: Random) -> tuple[dict[str, PackPlan], dict[int, dict[s
         packing = PackingConfig(packing_length=length, max_samples_per_pack=random.choice([None, None, 1, 2]))
         plans[name] = PackPlan(lengths, [size], order=OrderConfig(), packing=packing)
     schedule = {
-        first: {"a": 1.0} | {name: random.choice([1, 1, 2, 5, 0.1, 30, 0]) for name in plans if random.random() < 0.9}
+        first: {name: random.choice([1, 1, 2, 5, 0.1, 30, 0]) for name in plans if random.random() < 0.9} | {"a": 1.0}
         for first in {0, *(random.randint(1, 40) for _ in range(random.choice([0, 0, 5])))}
     }
     return plans, schedule
