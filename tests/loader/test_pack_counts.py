@@ -15,7 +15,7 @@ from lmms_stream.mds import core
 from lmms_stream.mds.core import KEPT_FILES, PackCountsFolder
 from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.plan.order import OrderConfig
-from lmms_stream.plan.pack_plan import PackPlan
+from lmms_stream.plan.pack_plan import PackPlan, own_seeds
 from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.storage.fetch_config import FetchConfig
@@ -43,10 +43,16 @@ def open_logged(folder: Path) -> PackedStreamingDataset:
         counts_cache=counts,
         counting=counts.counting,
     )
-    dataset.core.plan.is_short = False  # its epochs are counted as those of many samples are
     return dataset
 
 
+@pytest.fixture
+def counted_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of few samples are counted as epochs of many samples are, also in forked workers."""
+    monkeypatch.setattr(PackPlan, "is_short", False)
+
+
+@pytest.mark.usefixtures("counted_as_many")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_each_epoch_of_each_source_is_counted_once_for_the_loader_and_all_its_workers(tmp_path: Path) -> None:
     for name, num_samples in (("a", 600), ("b", 900)):
@@ -58,19 +64,25 @@ def test_each_epoch_of_each_source_is_counted_once_for_the_loader_and_all_its_wo
         weights={"a": 1, "b": 1},
         max_epochs={"a": 5, "b": 3},
         num_workers=3,
+        start_method="fork",
         timeout_s=60,
     )
     assert sum(len(batch.sample_ids) for batch in loader) == 5 * 600 + 3 * 900
+    plans = own_seeds({name: dataset.plan for name, dataset in datasets.items()})
     for name, num_epochs in (("a", 5), ("b", 3)):
         counted = Counter(log_of(tmp_path / name / "counts"))
-        assert counted == {f"{datasets[name].plan.fingerprint}-{epoch}": 1 for epoch in range(num_epochs)}
+        keys = [f"{plans[name].fingerprint}-{epoch}" for epoch in range(num_epochs)]
+        assert counted == dict.fromkeys([*keys, *(f"{key}-tokens" for key in keys)], 1)
 
 
+@pytest.mark.usefixtures("counted_as_many")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_the_loader_has_counted_an_epoch_before_its_workers_begin_it(tmp_path: Path) -> None:
     write_tokens(tmp_path / "a", num_samples=600)
     dataset = open_logged(tmp_path / "a")
-    loader = PackedLoader(dataset, global_batch=4, num_workers=2, timeout_s=60, persistent_workers=True)
+    loader = PackedLoader(
+        dataset, global_batch=4, num_workers=2, timeout_s=60, persistent_workers=True, start_method="fork"
+    )
     for epoch in range(3):
         batches = iter(loader)
         next(batches)

@@ -109,7 +109,8 @@ def test_heads_of_keys_are_repeated_until_the_degree_divides_them(groups: int, d
 
 
 def model_of(model_type: str, **fields: Any) -> Any:
-    return ModelConfig(config={"model_type": model_type, **TINY, **fields}).build()
+    config = {"model_type": model_type, **TINY, **fields}
+    return ModelConfig(config={name: value for name, value in config.items() if value is not None}).build()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,10 @@ def model_of(model_type: str, **fields: Any) -> Any:
             "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {},
             "gives each rank a part of the positions, and dynamic positions of LlamaForCausalLM change with the",
         ),
-        ("bloom", {"n_head": 4}, {}, "is for models whose layers see all earlier tokens, or a window, and Bloom"),
+        (
+            "bloom", {"intermediate_size": None, "num_key_value_heads": None}, {},
+            "is for models whose layers see all earlier tokens, or a window, and Bloom",
+        ),
     ],
 )  # fmt: skip
 def test_models_that_cannot_run_on_parts_are_refused(
