@@ -73,7 +73,7 @@ texts = st.text(max_size=40) | st.sampled_from(["", " ", "\n\n", "<|end|>", "<|a
 arguments = st.dictionaries(texts, texts | st.integers() | st.none(), max_size=2)
 calls = st.builds(
     lambda name, value: {"type": "function", "function": {"name": name, "arguments": value}},
-    texts,
+    texts.filter(str.strip),
     arguments | arguments.map(json.dumps) | texts,
 )
 messages = st.builds(

@@ -191,7 +191,7 @@ def test_transformers_is_asked_once_about_files_that_leave_a_question(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = written(tmp_path / "tokenizer", "TokenizersBackend", change=other_flags)
     asked = load_tokenizer(str(folder))
-    monkeypatch.setattr(product, "_load", lambda path: pytest.fail("asked again"))
+    monkeypatch.setattr(product, "_load", lambda path, trusts: pytest.fail("asked again"))
     assert load_tokenizer(str(folder)) == asked
     (folder / "chat_template.jinja").write_text("{{ other }}", encoding="utf-8")
     with pytest.raises(pytest.fail.Exception, match="asked again"):
@@ -202,7 +202,7 @@ def test_reading_the_files_imports_neither_torch_nor_transformers(tmp_path: Path
     folder = written(tmp_path / "tokenizer", "Qwen2Tokenizer")
     program = (
         "import sys; from lmms_stream.processors.tokenizers import _read; from pathlib import Path;"
-        "assert _read(Path(sys.argv[1])) is not None; assert not {'torch', 'transformers'} & set(sys.modules)"
+        "assert _read(Path(sys.argv[1]), False) is not None; assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     if RULES_OF_TOKENIZERS:
         subprocess.run([sys.executable, "-c", program, str(folder)], timeout=60, check=True)

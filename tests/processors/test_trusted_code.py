@@ -26,6 +26,7 @@ LOADERS = {"from_pretrained", "from_config"}
 WITHOUT = {
     "AutoencoderKL.from_pretrained", "GenerationConfig.from_pretrained", "MultimodalProcessor.from_pretrained",
     "config_class.from_pretrained", "kind.from_pretrained", "kind.from_config",
+    "imported('processors.multimodal:MultimodalProcessor').from_pretrained",
 }  # fmt: skip
 REFUSED = "has its own Python files, which can run any code: read the files, and set trust_remote_code to true"
 

@@ -322,7 +322,9 @@ def written_in(folder: Path, found: Checkpoint, trust_remote_code: bool) -> tupl
         return model, find_tensors(str(folder), model).read
     except WholeOnlyError:
         model_class, config = model_class_of(folder, found, trust_remote_code)
-        loaded: PreTrainedModel = model_class.from_pretrained(folder, config=config, dtype=torch.float32)
+        loaded: PreTrainedModel = model_class.from_pretrained(
+            folder, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
         return loaded, dict(loaded.state_dict()).__getitem__
 
 
