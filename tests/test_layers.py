@@ -204,4 +204,4 @@ def test_a_single_module_reads_and_writes_yaml() -> None:
 
 def test_files_stay_small() -> None:
     for module, path in files().items():
-        assert len(path.read_text().splitlines()) <= 500, module
+        assert len(path.read_text().splitlines()) <= 600, module

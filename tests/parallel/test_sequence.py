@@ -20,6 +20,7 @@ from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.model.towers import check_shares
 
 from ..train.test_model import TINY
+from ..versions import declared
 
 
 class Rank:
@@ -109,8 +110,7 @@ def test_heads_of_keys_are_repeated_until_the_degree_divides_them(groups: int, d
 
 
 def model_of(model_type: str, **fields: Any) -> Any:
-    config = {"model_type": model_type, **TINY, **fields}
-    return ModelConfig(config={name: value for name, value in config.items() if value is not None}).build()
+    return ModelConfig(config=declared({"model_type": model_type, **TINY, **fields})).build()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def model_of(model_type: str, **fields: Any) -> Any:
             "gives each rank a part of the positions, and dynamic positions of LlamaForCausalLM change with the",
         ),
         (
-            "bloom", {"intermediate_size": None, "num_key_value_heads": None}, {},
+            "bloom", {}, {},
             "is for models whose layers see all earlier tokens, or a window, and Bloom",
         ),
     ],

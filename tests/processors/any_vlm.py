@@ -13,7 +13,7 @@ from transformers import ProcessorMixin, Qwen2TokenizerFast
 
 from tests.processors.tile_vlm import TEXT
 from tests.processors.tiny_vlm import save_bpe
-from tests.versions import IS_5
+from tests.versions import IS_5, declared
 
 CHAT = ("<|im_start|>", "<|im_end|>")
 OF_OVIS = "<image> <IMG_ATOM> <IMG_START> <IMG_GRID> <IMG_COL> <IMG_ROW> <IMG_END>"
@@ -443,7 +443,7 @@ MODELS: dict[str, Mapping[str, Any]] = {
 def any_config(name: str, family: Any) -> dict[str, Any]:
     """The config of a tiny model whose tokens of media are those of the family of a processor."""
     ids = {f"{kind}_{end}": number for kind, number in family.token_ids.items() for end in ("token_id", "token_index")}
-    return {**MODELS[name], **ids}
+    return declared({**MODELS[name], **ids})
 
 
 def save_any(folder: Path, name: str) -> ProcessorMixin:

@@ -16,6 +16,7 @@ from lmms_stream.types import Processed
 
 from tests.processors.tiny_sound import clip, save_sound_processor, sound_config, sounding_film
 from tests.processors.tiny_vlm import film, picture, stored
+from tests.versions import declared
 
 from . import vision
 
@@ -39,7 +40,7 @@ class Tiny:
         if family != "qwen2_audio":
             settings = {**SETTINGS, "use_audio_in_video": True}
             self.hearing = MultimodalProcessor.from_pretrained(str(folder), **settings)
-        self.config = sound_config(family, folder)
+        self.config = declared(sound_config(family, folder))
 
     def build(self, attention: Any = "auto") -> Any:
         return ModelConfig(config=self.config, attention=attention, seed=3).build()

@@ -23,7 +23,7 @@ from tests.rounds import LONG, rounds
 from tests.train import every_model
 from tests.train.one_by_one import check_pack, is_noise_of_keys
 from tests.train.test_model import TINY
-from tests.versions import IS_5
+from tests.versions import IS_5, declared
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def fault_of(model: PackedModel) -> str | None:
 
 
 def build(model_type: str, *, attention: Any = "auto", dtype: Any = "float32", **fields: Any) -> PackedModel:
-    config = {"model_type": model_type, **TINY, "pad_token_id": 0, **fields}
+    config = declared({"model_type": model_type, **TINY, "pad_token_id": 0, **fields})
     return PackedModel(ModelConfig(config=config, attention=attention, dtype=dtype).build())
 
 

@@ -20,13 +20,16 @@ from lmms_stream.train.model.choice import prove_packing, step_seconds
 from lmms_stream.train.model.model import PackedModel
 from lmms_stream.train.tasks.task import in_thread, on_device
 
+from ..versions import declared
 from .test_model import TINY
 
 CPU = torch.device("cpu")
 
 
 def build(model_type: str, **fields: Any) -> PackedModel:
-    return PackedModel(ModelConfig(config={"model_type": model_type, **TINY, "pad_token_id": 0, **fields}).build())
+    return PackedModel(
+        ModelConfig(config=declared({"model_type": model_type, **TINY, "pad_token_id": 0, **fields})).build()
+    )
 
 
 def varlen_on_cpu(

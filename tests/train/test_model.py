@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..rounds import in_long_rounds
-from ..versions import IS_5
+from ..versions import IS_5, declared
 from . import every_model
 
 TINY = {
@@ -177,7 +177,7 @@ def test_blocks_are_run_again_where_a_model_can() -> None:
     ],
 )
 def test_losses_are_those_of_the_logits_that_the_model_itself_makes(fields: dict[str, Any]) -> None:
-    model = ModelConfig(config={**TINY, **fields}).build().eval()
+    model = ModelConfig(config=declared({**TINY, **fields})).build().eval()
     for name, parameter in model.named_parameters():
         if name == "lm_head.bias":
             torch.nn.init.normal_(parameter)
