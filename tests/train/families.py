@@ -21,7 +21,7 @@ from lmms_stream.versions.transformers import MIXES_CLIPS_OF_QWEN3_OMNI
 from tests.processors.tile_vlm import TINY
 from tests.processors.tiny_sound import clip
 from tests.processors.tiny_vlm import picture, save_processor, stored, tiny_config
-from tests.versions import IS_5, declared
+from tests.versions import IS_5
 
 from . import sounds, tiles, vision
 from .one_by_one import is_noise_of_keys
@@ -126,7 +126,7 @@ def installed(name: str) -> tuple[Any, Sample]:
         config = tiles.config_of(name) if name in TILED else tiny_config(name, folder_of(name)).to_dict()
     medium = ("audio", clip(9000)) if name in SOUNDING else ("image", picture(90, 60))
     chat = stored(("user", [medium, "what?"]), ("assistant", "a tone"))
-    return ModelConfig(config=declared(config), attention="sdpa", seed=3).build().eval(), chat
+    return ModelConfig(config=config, attention="sdpa", seed=3).build().eval(), chat
 
 
 def sources_of(name: str) -> Sequence[str]:
