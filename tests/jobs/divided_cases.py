@@ -15,6 +15,7 @@ from tests.conftest import TokensAndSpans
 from tests.rounds import rounds
 from tests.versions import IS_5
 
+from ..versions import declared
 from .test_sharding import HYBRID, SIZES, TIED, VISION
 from .test_sharding import LORA as TIED_LORA
 
@@ -61,6 +62,7 @@ OF_EXPERTS: Cases = {
 }
 
 # Matrices cut over ranks.
+OPT = {"config": declared({"model_type": "opt", **SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32}), "seed": 3}
 LLAMA = of_type("llama")
 LORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}}
 DORA = {**LLAMA, "adapter": {"r": 4, "target_modules": "all-linear", "use_dora": True}}
@@ -242,7 +244,7 @@ REFUSED: Cases = {
         "set it to 1…",
     },
     "opt": {
-        "model": of_type("opt", ffn_dim=64, word_embed_proj_dim=32), "train": TP, "on": [2],
+        "model": OPT, "train": TP, "on": [2],
         "error": f"transformers has no plan for tensor parallelism of OPTForCausalLM: {NO_TENSOR_PARALLEL}…",
     },
     "compiled": {
