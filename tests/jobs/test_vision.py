@@ -174,7 +174,7 @@ def test_gradients_are_those_of_the_samples_one_by_one_whatever_ranks_hold(resul
 
 
 def test_ranks_that_share_a_pack_share_the_work_of_its_towers(results: dict[str, Any]) -> None:
-    """A rank reads the pack's images, the other rank its videos, or each rank reads the media of a sample. Each reads the
+    """A rank reads the images of a pack, the other rank its videos, or each rank the media of a sample. Each reads the
     smallest medium, 4 rows, instead of another kind, and of both kinds for the pack without media.
     """
     (pack,) = (pack for of_rank in results["shared-2"]["packs"] for pack in of_rank if pack[0] == "large")
