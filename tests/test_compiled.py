@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lmms_stream.plan.kernels.best_fit import best_fit
+from lmms_stream.plan.kernels.turns import take_turns
 from lmms_stream.versions.numba import CacheFile, compiled
 from numba.core.caching import IndexDataCacheFile
 
@@ -29,7 +29,7 @@ def total(values):
 def test_every_loop_of_the_project_is_kept_in_these_files() -> None:
     others = [name for name, path in files().items() if "cache=True" in path.read_text()]
     assert others == ["lmms_stream.versions.numba"]
-    assert type(best_fit._cache._cache_file) is CacheFile
+    assert type(take_turns._cache._cache_file) is CacheFile
     assert compiled(lambda: 1, inline="always").targetoptions.items() >= {"nogil": True, "inline": "always"}.items()
 
 

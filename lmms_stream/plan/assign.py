@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core import loops
 from ..errors import ConfigError
-from .kernels.deal import PAD, deal, deal_both, settle
 from .packing import PackRange
 
+PAD = -1  # in a rank's list: a pack without samples, for equal numbers of packs on all ranks
 WORK_BITS = 61  # work of a list of packs: the kernel marks ranks with all their packs by 2**62
 SHARE_BITS = 30  # a pack's share of its list's cost is in units of 2**-30
 LINEAR_COST = 12288  # linear work of a token in units of attention's len**2: 6 * hidden size, for a hidden size of 2048
@@ -87,10 +88,10 @@ def assign(
     ranks do similar work at the same micro-batch.
 
     Packs of a node with media are dealt by two costs, of tokens and of the tower, each as a share of the node's total;
-    see deal_both. A costly pack then has a large sum of both shares. Packs stay at home even if a node has more media
-    than another (64 packs of charts on 2 nodes of 4 ranks: the busiest tower does 1.04 of the mean, at worst 1.15).
-    Swapping 2 % of the packs between nodes would give 1.016 and 1.035, and each node would download nearly every shard
-    of the dataset, because a pack has samples of many shards.
+    see _core/deal.c. A costly pack then has a large sum of both shares. Packs stay at home even if a node has more
+    media than another (64 packs of charts on 2 nodes of 4 ranks: the busiest tower does 1.04 of the mean, at worst
+    1.15). Swapping 2 % of the packs between nodes would give 1.016 and 1.035, and each node would download nearly every
+    shard of the dataset, because a pack has samples of many shards.
     """
     check_global_batch(global_batch, sum(nodes))
     if len(packs) > global_batch:
@@ -155,7 +156,7 @@ def nodes_of_packs(
     if len(nodes) > 1:
         rooms = np.array(nodes, np.int64) * (global_batch // sum(nodes))
         for first in range(0, len(homes), global_batch):
-            settle(homes[first : first + global_batch], np.zeros(len(nodes), np.int64), rooms)
+            loops.settle(homes[first : first + global_batch], rooms)
     return homes
 
 
@@ -185,9 +186,7 @@ def deal_lists(
         shares = _shares(costs, packs.patches, lists, num_lists)
         _deal_media(np.flatnonzero(has_media[lists]), shares, lists, ranks, packs_per_rank, dealt)
         order = order[~has_media[lists[order]]]
-    heaps = np.zeros((num_lists, ranks, 3), np.int64)
-    heaps[:, :, 1] = np.arange(ranks)
-    deal(order, costs - in_common[lists], lists, heaps, packs_per_rank, dealt)
+    loops.deal(order, costs - in_common[lists], lists, ranks, packs_per_rank, dealt)
     return dealt.reshape(num_lists, ranks, packs_per_rank)
 
 
@@ -224,4 +223,4 @@ def _deal_media(
     order = numbers[np.lexsort((-shares[numbers].sum(axis=1), lists[numbers]))]
     found, firsts = np.unique(lists[order], return_index=True)
     bounds = np.stack([firsts, np.append(firsts[1:], len(order)), found], axis=1)
-    deal_both(order, bounds, shares, ranks, packs_per_rank, dealt)
+    loops.deal_both(order, bounds, shares, ranks, packs_per_rank, dealt)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import CursorError, PackingError
 from ..types import World
+from .assign import PAD
 from .cursor import Cursor
-from .kernels.deal import PAD
 from .left_out import LeftOut
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan

@@ -1,7 +1,7 @@
 """Fill packs with samples. lengths in order -> [packing] -> packs; integer arithmetic only.
 
 A pack holds whole samples of at most `packing_length` tokens together. PackingConfig chooses the strategy, and the
-treatment of samples longer than a pack; the loops are compiled by numba and release the GIL.
+treatment of samples longer than a pack; the compiled loops release the GIL.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_fields, whole_number
 from ..errors import ConfigError, PackingError
-from .kernels.best_fit import FILLER_SHARE, best_fit, first_fit, next_fit
-from .kernels.even_fit import even_fit
-from .kernels.window_fit import window_fit
+from .kernels.best_fit import FILLER_SHARE, best_fit, first_fit, next_fit, window_fit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -429,8 +427,7 @@ def _best_fit(
         packed = window_fit(tokens, waiting.firsts, position, last, *settings)
     else:
         rules = (limit, max_samples, config.window, FILLER_SHARE, np.uint64(seed))
-        fit = even_fit if config.evens else best_fit
-        packed = fit(tokens, waiting.offsets, waiting.firsts, position, last, *rules)
+        packed = best_fit(tokens, waiting.offsets, waiting.firsts, position, last, *rules, evens=config.evens)
     return packed
 
 

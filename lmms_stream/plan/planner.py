@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..types import PackSegments, World
-from .assign import assign_steps, deal_lists, nodes_of_packs
+from .assign import PAD, assign_steps, deal_lists, nodes_of_packs
 from .cursor import Cursor, WindowCursor
-from .kernels.deal import PAD
 from .lane_cursor import LaneAfter
 from .mixture import Mixture, Step
 from .order import shards_of

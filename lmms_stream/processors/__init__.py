@@ -10,7 +10,7 @@ answers         a conversation, rendered once more with marks -> the text of eac
 chat_template   a conversation -> its text and marks; tokens that end its answers
 not_shown       content that a template does not show, counted
 conversation    a stored conversation -> its text, tokens and trained spans
-chat, text      processors of texts and documents; token_kernels: the compiled loop that fills packs from shards
+chat, text      processors of texts and documents; _core/tokens.c fills packs from shards
 image           the processor of images to generate, and its settings
 media/          bytes of media -> facts and pixels; families/: the special parts of each family of models
 preference      processors of answers to compare, also with media

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core import loops
 from ..errors import ConfigError, DataError
 from ..types import Columns, PackSegments, Processed, Role, Sample, TokenRows
 from .base import IGNORED_LABEL, SegmentError, Tokens
@@ -139,9 +140,8 @@ class TokensProcessor:
         rows: TokenRows,
     ) -> NDArray[np.int64]:
         """See PackFiller."""
-        kernels = _kernels()
         num_loss_tokens = np.empty(len(segments.indices), np.int64)
-        outcome, segment, value = kernels.fill(
+        outcome, segment, value = loops.fill(
             addresses,
             segments.indices,
             segments.starts,
@@ -152,23 +152,15 @@ class TokensProcessor:
             *[row[0] for row in rows],
             num_loss_tokens,
         )
-        if outcome == kernels.FITS:
+        if not outcome:
             return num_loss_tokens
         what = {
-            kernels.TORN: "its columns do not fill it: the shard is corrupt",
-            kernels.OTHER_LENGTH: "it has another length",
-            kernels.BAD_SPAN: "its loss spans lie outside the sample, or do not ascend",
+            1: "its columns do not fill it: the shard is corrupt",
+            2: "it has another length",
+            3: "its loss spans lie outside the sample, or do not ascend",
         }
-        num_tokens = value if outcome == kernels.OTHER_LENGTH else None
+        num_tokens = value if outcome == 2 else None
         raise SegmentError(what[outcome], segment=segment, num_tokens=num_tokens)
-
-
-@cache
-def _kernels() -> Any:
-    """Import the compiled loops at their first use: numba takes a while."""
-    from . import token_kernels
-
-    return token_kernels
 
 
 @lru_cache

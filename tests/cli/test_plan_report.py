@@ -11,8 +11,7 @@ import pytest
 from lmms_stream.cli.console import label_of
 from lmms_stream.mds.measuring import index_dataset
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.plan.assign import assign, count_spilled
-from lmms_stream.plan.kernels.deal import PAD
+from lmms_stream.plan.assign import PAD, assign, count_spilled
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
-from lmms_stream.plan.assign import LINEAR_COST, assign, check_global_batch, count_spilled, num_steps, pack_costs
+from lmms_stream.plan.assign import LINEAR_COST, PAD, assign, check_global_batch, count_spilled, num_steps, pack_costs
 from lmms_stream.plan.cursor import Cursor
-from lmms_stream.plan.kernels.deal import PAD
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import EpochOrder, OrderConfig
 from lmms_stream.plan.pack_plan import PackPlan

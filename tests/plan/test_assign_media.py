@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.plan.assign import assign, assign_steps, count_spilled, home_nodes, pack_costs
-from lmms_stream.plan.kernels.deal import PAD
+from lmms_stream.plan.assign import PAD, assign, assign_steps, count_spilled, home_nodes, pack_costs
 from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig

@@ -12,20 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream._core import loops
 from lmms_stream.errors import CursorError
 from lmms_stream.plan import short_epochs
 from lmms_stream.plan.cursor import Cursor, SourceCursor
-from lmms_stream.plan.kernels.best_fit import _sort_few, _sort_window
-from lmms_stream.plan.kernels.short_epochs import (
-    STATE_WORDS,
-    EpochPacks,
-    Rules,
-    SourceFacts,
-    begin_stream,
-    pack_epochs,
-    seeded_words,
-    shuffle,
-)
+from lmms_stream.plan.kernels.short_epochs import EpochPacks, Rules, SourceFacts, pack_epochs
 from lmms_stream.plan.lengths import Lengths, hash_lengths
 from lmms_stream.plan.mixture import Mixture
 from lmms_stream.plan.order import OrderConfig
@@ -39,24 +30,10 @@ from ..strategies import STRATEGIES, examples, order_configs, seeds, shard_sizes
 @examples(100)
 @given(words=st.lists(seeds(), min_size=1, max_size=7), size=st.integers(0, 300))
 def test_compiled_streams_give_the_numbers_of_numpy(words: list[int], size: int) -> None:
-    entropy, state, shuffled = np.array(words, np.uint64), np.empty(STATE_WORDS, np.uint64), np.arange(size)
-    begin_stream(entropy, state)
-    shuffle(state, shuffled)
+    shuffled = np.arange(size)
+    seed = loops.shuffle(np.array(words, np.uint32), shuffled)
     assert np.array_equal(shuffled, np.random.default_rng(words).permutation(size))
-    assert np.array_equal(seeded_words(entropy, 4), np.random.SeedSequence(words).generate_state(4, np.uint64))
-
-
-@examples(100)
-@given(
-    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=64),
-    share=st.sampled_from([0.0, 0.2, 0.7, 1.0]),
-)
-def test_a_window_of_few_samples_is_sorted_as_one_of_many(lengths: list[int], share: float) -> None:
-    values = np.array(lengths, np.int32)
-    few, many = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
-    _sort_few(values, 0, len(values), share, few)
-    _sort_window(values, 0, len(values), share, np.zeros(502, np.int32), many)
-    assert few.tolist() == many.tolist()
+    assert seed == np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
 
 
 @st.composite
@@ -202,8 +179,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def noted(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
         counts.append(count)
-        packs: EpochPacks = pack_epochs(facts, rules, first, count)
-        return packs
+        return pack_epochs(facts, rules, first, count)
 
     monkeypatch.setattr(short_epochs, "pack_epochs", noted)
     return counts

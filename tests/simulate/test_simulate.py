@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmms_stream.__main__ import main
+from lmms_stream._core import loops
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.core import PackedDataset
 from lmms_stream.mds.streams import StreamConfig
@@ -26,7 +27,6 @@ from lmms_stream.tools.simulate import Cluster, simulate
 from lmms_stream.tools.simulate.cluster import parse_bandwidth, parse_seconds
 from lmms_stream.tools.simulate.links import Link, wait_for_links
 from lmms_stream.tools.simulate.measured import PAYLOAD
-from lmms_stream.tools.simulate.replay import use_needed_last
 from lmms_stream.tools.simulate.run import Steps, advise, parse_settings, simulate_sources
 from lmms_stream.tools.simulate.sources import Sources
 from lmms_stream.types import World
@@ -59,7 +59,7 @@ def test_what_is_needed_last_gives_way_then_what_was_used_least_recently(
     held, missed = np.isin(np.arange(10), order), np.zeros(len(shards), bool)
     used_at, numbers = np.full(10, -1, np.int32), np.array(shards, np.int64)
     used = int(sizes[order].sum())
-    used = use_needed_last(np.arange(len(shards)), numbers, sizes, limit, used_at, held, order, -1, used, missed)
+    used = loops.use_needed_last(np.arange(len(shards)), numbers, sizes, limit, used_at, held, order, -1, used, missed)
     kept = OrderedDict((shard, -1) for shard in order.tolist())
     for step, (shard, is_missed) in enumerate(zip(shards, missed.tolist(), strict=True)):
         assert is_missed == (shard not in kept)

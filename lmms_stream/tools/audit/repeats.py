@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
+from ..._core import loops
 
 NUM_BANDS, BAND_VALUES = 20, 6
 NUM_HASHES = NUM_BANDS * BAND_VALUES  # values of a sketch, uint16 each: 240 bytes per sample
@@ -48,38 +48,8 @@ def sketches_of(samples: Sequence[Codes]) -> NDArray[np.uint16]:
         stops = np.cumsum([len(each.codes) for each in samples])
         sizes = np.array([each.size for each in samples])
         salts = np.array([each.salt for each in samples], np.uint64)
-        _sketch(codes, stops, sizes, salts, _FACTORS, _SHIFTS, sketches)
+        loops.sketch(codes, stops, sizes, salts, _FACTORS, _SHIFTS, sketches)
     return sketches
-
-
-@compiled
-def _sketch(
-    codes: NDArray[np.uint32],
-    stops: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    salts: NDArray[np.uint64],
-    factors: NDArray[np.uint32],
-    shifts: NDArray[np.uint32],
-    sketches: NDArray[np.uint16],
-) -> None:
-    """Fill sketches of the samples at codes[stops[i - 1] : stops[i]]; a sample shorter than a piece is one piece."""
-    least = np.empty(len(factors), np.uint32)
-    start = np.int64(0)
-    for sample in range(len(stops)):
-        stop, size = stops[sample], sizes[sample]
-        least[:] = np.uint32(0xFFFFFFFF)
-        for first in range(start, max(stop - size + 1, min(start + 1, stop))):
-            piece = np.uint64(0xCBF29CE484222325) ^ salts[sample]
-            for at in range(first, min(first + size, stop)):
-                piece = (piece ^ np.uint64(codes[at])) * np.uint64(0x100000001B3)
-            piece = (piece ^ (piece >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-            hashed = np.uint32(piece >> np.uint64(32))
-            for number in range(len(factors)):
-                least[number] = min(least[number], np.uint32(factors[number] * hashed + shifts[number]))
-        if stop > start:
-            for number in range(len(factors)):
-                sketches[sample, number] = np.uint16(least[number] ^ (least[number] >> np.uint32(16)))
-        start = stop
 
 
 def repeated_of(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -108,7 +78,8 @@ def similar_of(sketches: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray
             keys = (keys ^ sketches[known, number]) * np.uint64(0x9E3779B97F4A7C15)
             keys ^= keys >> np.uint64(29)
         order = np.argsort(keys, kind="stable")
-        _compare(sketches, known[order], keys[order], round(LEAST_SIMILARITY * NUM_HASHES), earlier)
+        least = round(LEAST_SIMILARITY * NUM_HASHES)
+        loops.compare(sketches, NUM_HASHES, known[order], keys[order], least, earlier)
     later = np.flatnonzero(earlier >= 0)
     return later, earlier[later]
 
@@ -116,28 +87,3 @@ def similar_of(sketches: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray
 def similarity(one: NDArray[np.uint16], other: NDArray[np.uint16]) -> float:
     """Return the estimated similarity of two sketched samples, 0 to 1; its standard deviation is at most 0.05."""
     return float((one == other).mean())
-
-
-@compiled
-def _compare(
-    sketches: NDArray[np.uint16],
-    indices: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    least: int,
-    earlier: NDArray[np.int64],
-) -> None:
-    """Compare neighbours of equal keys, and write the earliest similar sketch of each."""
-    first = 0
-    for at in range(1, len(indices)):
-        if keys[at] != keys[first]:
-            first = at
-            continue
-        index = indices[at]
-        for other in (indices[first], indices[at - 1]):
-            if 0 <= earlier[index] <= other:
-                continue
-            num_equal = 0
-            for number in range(sketches.shape[1]):
-                num_equal += sketches[index, number] == sketches[other, number]
-            if num_equal >= least:
-                earlier[index] = other

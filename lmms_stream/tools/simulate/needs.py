@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...plan.assign import count_spilled, home_nodes, pack_costs
+from ...plan.assign import PAD, count_spilled, home_nodes, pack_costs
 from ...plan.cursor import Cursor
-from ...plan.kernels.deal import PAD
 from ...plan.mixture import Step
 from ...plan.next_use import NextUse, Places, place, served_nodes
 from ...plan.packing import PackRange
