@@ -43,17 +43,23 @@ def _pack_epochs(rng: Random) -> list[Any]:
     ]  # fmt: skip
 
 
+def _sizes(rng: Random) -> list[Any]:
+    tokens, used, goes_on = rng.integers(1, 3, (2, 30)), np.zeros(2, np.int64), np.zeros(2, bool)
+    return [tokens, used, used + 30, goes_on, 2]
+
+
 def _take_epochs(rng: Random) -> list[Any]:
-    quotas, ends = np.array([[3, 5], [6, 2]]), np.array([9, 1 << 62])
+    quotas, ends = np.array([[3, 5], [6, 2]]), np.array([18, 1 << 62])
     return [
         40, np.zeros(2, np.int64), np.zeros(2, np.int64), rng.integers(1, 9, 6), np.array([0, 3, 6]),
-        np.zeros(2, np.int64), quotas, ends, 8, 4, np.array([-1, 0, 0]), 3, 4, np.zeros((9, 4), np.int64),
+        np.zeros(2, np.int64), quotas, ends, 16, 1, np.array([-1, 0, 0]), 3, 4, np.zeros((9, 4), np.int64),
+        *_sizes(rng),
     ]  # fmt: skip
 
 
 def _take_turns(rng: Random) -> list[Any]:
     credits, taken = np.zeros((2, 2), np.int64)
-    return [9, rng.integers(1, 9, 2), credits, *_take_epochs(rng)[6:10], taken]
+    return [9, rng.integers(1, 9, 2), credits, *_take_epochs(rng)[6:10], taken, *_sizes(rng)]
 
 
 def _fill(rng: Random) -> list[Any]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lmms_stream._core import loops
 from lmms_stream.plan.kernels.best_fit import best_fit, first_fit, next_fit
 
-from .arrows import ROOT
+from .arrows import ROOT, files, imports
 from .core_calls import CALLS, try_all
 from .rounds import in_long_rounds
 from .strategies import examples, seeds
@@ -192,6 +192,11 @@ def test_a_sketch_is_its_plain_definition(text: str, size: int, salt: int) -> No
     for factor, shift, value in zip(factors.tolist(), shifts.tolist(), sketch.tolist(), strict=True):
         least = min(((factor * each + shift) & 0xFFFFFFFF for each in hashes), default=0)
         assert value == (least ^ least >> 16) & 0xFFFF
+
+
+def test_nothing_is_compiled_in_a_run() -> None:
+    """Loops that numba compiles would do so again in each new container, in every rank at once."""
+    assert [name for name in files() if {"numba", "llvmlite"} & imports(name)[1]] == []
 
 
 def test_sources_that_are_compiled_are_listed() -> None:

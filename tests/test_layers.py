@@ -7,10 +7,10 @@ import sys
 from .arrows import arrows, circles, files, imports, reached_from, room_of
 
 PURE_ROOMS = ("plan", "plan/kernels")
-PURE_LIBRARIES = {"numpy", "numba"}
+PURE_LIBRARIES = {"numpy"}
 STARTED = ("__main__", "run_config", "trainer")  # modules that a run imports first
 LIBRARIES_OF_A_START = {
-    "huggingface_hub", "jinja2", "numba", "numpy", "orjson", "rich", "safetensors", "torch", "transformers", "xxhash",
+    "huggingface_hub", "jinja2", "numpy", "orjson", "rich", "safetensors", "torch", "transformers", "xxhash",
     "yaml",
 }  # fmt: skip
 BASE = {"checks", "errors", "extras", "registry", "types"}
@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "lazy": set(),
     "freed_memory": set(),
     "_core": set(),
-    "plan/kernels": {"_core", "versions"},
+    "plan/kernels": {"_core"},
     "plan": {*BASE, "_core", "freed_memory", "plan/kernels"},
     "storage": BASE,
     "processors/media": {*BASE, "_core"},

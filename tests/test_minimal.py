@@ -138,7 +138,7 @@ def ends(python: Path, folder: Path) -> dict[str, Ended]:
         "export": command("export", "run/checkpoints/step-00000002", "model"),
         "calls": CALLS,
     }
-    libraries = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers", "numba")
+    libraries = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers")
     return run_forks(scripts, folder, imports=libraries, python=python, environment=ENVIRONMENT)
 
 

@@ -14,7 +14,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
@@ -30,7 +29,6 @@ BUDGET = Path(__file__).with_name("budget.json")
 START = "imports, collection and start"  # the whole of pytest without its tests
 NOT_TESTS = {  # room -> commands; nothing is cached by them, as in a fresh clone
     "check": ("ruff check --no-cache .", "ruff format --no-cache --check .", "mypy --cache-dir=/dev/null"),
-    "compiled": ("python -m tests.compiled",),
 }
 ADOPT, ORPHANS_S = 36, 60.0  # PR_SET_CHILD_SUBREAPER; time for processes that outlive a command
 SHOWN = 40  # files, and tests
@@ -117,10 +115,10 @@ def rooms_of(files: Mapping[str, Mapping[str, float]], *, whole_cpu_s: float) ->
     return {**dict(sorted(rooms.items())), START: max(0.0, whole_cpu_s - sum(rooms.values()))}
 
 
-def counted(command: Sequence[str], **environment: str) -> float:
+def counted(command: Sequence[str]) -> float:
     """Run a command; return CPU seconds of all its processes. Exit with its status if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
+    process = subprocess.Popen(command, cwd=ROOT)
     status, deadline = None, float("inf")
     while time.monotonic() < deadline:
         try:
@@ -145,10 +143,8 @@ def count(pytest_command: Sequence[str]) -> dict[str, float]:
     ctypes.CDLL(None).prctl(ADOPT, 1, 0, 0, 0)
     rooms = {}
     for room, commands in NOT_TESTS.items():
-        with tempfile.TemporaryDirectory() as cache:
-            programs = [[f"{Path(sys.executable).parent}/{word}", *words] for word, *words in map(str.split, commands)]
-            rooms[room] = sum(counted(program, NUMBA_CACHE_DIR=cache) for program in programs)
-    counted([sys.executable, "-m", "tests.compiled"])
+        programs = [[f"{Path(sys.executable).parent}/{word}", *words] for word, *words in map(str.split, commands)]
+        rooms[room] = sum(counted(program) for program in programs)
     whole_cpu_s = counted([*pytest_command, "-p", "tests.times"])
     return rooms | rooms_of(json.loads(RECORD.read_text())["files"], whole_cpu_s=whole_cpu_s)
 

@@ -2,7 +2,11 @@
 
    With a thousand sources, a loop over all sources for every pack would take most of a step. Sources that lack too little
    for a turn wait in a heap, sorted by the turn in which they lack enough. Sources that lack enough are in another heap,
-   sorted by deadline. The lack of a source is updated when the source is looked at. */
+   sorted by deadline. The lack of a source is updated when the source is looked at.
+
+   Turns by tokens have two clocks. Shares are of the tokens that were given. Deadlines count turns as if all packs were
+   full, because the tokens up to a later phase are not known, and its turns are; as packs are at most full, a deadline in
+   a heap may be too early, and is computed again before its source is chosen. */
 
 #include "core.h"
 
@@ -12,19 +16,29 @@ typedef struct {
     int64_t key, source;
 } Entry; /* of a heap; ties go to the first source */
 
-/* Shares of k sources in each phase. quotas: int64[phases, k], with sum `unit`. ends: the turn that ends each phase. */
+/* Shares of k sources in each phase. quotas: int64[phases, k], with sum unit / full. ends: the turn that ends each phase,
+   times `full`, the tokens of a full pack; 1 to count packs. */
 typedef struct {
     const int64_t *quotas, *ends;
-    int64_t num_sources, num_phases, unit, least;
+    int64_t num_sources, num_phases, unit, least, full;
 } Shares;
 
+/* Tokens of the next packs of each source: int64[k, most], of which those from used to have are known. goes_on: whether
+   the last of them is perhaps not the last pack of its epoch. most: 0 to count packs. */
+typedef struct {
+    const int64_t *tokens, *have;
+    int64_t *used, most;
+    const uint8_t *goes_on;
+} Sizes;
+
 /* State of sources that take turns. credits: lack of each source, in `unit`ths of a pack. left: packs left in each
-   source. taken: packs of each source. known: the turn at which a credit was updated. givers: sources in the order of
-   their first turn since `taken` was 0. */
+   source. taken: packs of each source. clock: packs, or tokens, given so far. known: the clock at which a credit was
+   updated. givers: sources in the order of their first turn since `taken` was 0. */
 typedef struct {
     int64_t *credits, *left, *taken, *known, *deadlines, *givers;
     Entry *waiting, *ready;
-    int64_t num_waiting, num_ready, num_givers, phase;
+    int64_t num_waiting, num_ready, num_givers, phase, clock;
+    Sizes sizes;
 } Turns;
 
 /* Return the quotient, rounded down; the divisor is above 0. */
@@ -78,7 +92,9 @@ static int64_t pop(Entry *heap, int64_t size) {
 }
 
 /* Return the state before the first turn; all sources wait. */
-static Turns begin_turns(Call *call, const Shares *shares, int64_t *credits, int64_t *left, int64_t *taken) {
+static Turns begin_turns(
+    Call *call, const Shares *shares, const Sizes *sizes, int64_t *credits, int64_t *left, int64_t *taken
+) {
     int64_t count = shares->num_sources;
     Turns turns = {
         .credits = credits,
@@ -90,6 +106,7 @@ static Turns begin_turns(Call *call, const Shares *shares, int64_t *credits, int
         .waiting = NEW(call, count, Entry),
         .ready = NEW(call, count, Entry),
         .num_waiting = count,
+        .sizes = *sizes,
     };
     for (int64_t source = 0; !call->is_short && source < count; source++) {
         turns.deadlines[source] = deadline_of(shares, source, credits[source], 0, 0);
@@ -99,17 +116,43 @@ static Turns begin_turns(Call *call, const Shares *shares, int64_t *credits, int
 }
 
 static void begin_phase(Turns *turns, const Shares *shares) {
-    int64_t end = shares->ends[turns->phase];
     const int64_t *quotas = shares->quotas + turns->phase * shares->num_sources;
     for (int64_t source = 0; source < shares->num_sources; source++) {
-        turns->credits[source] += quotas[source] * (end - turns->known[source]);
-        turns->known[source] = end;
+        turns->credits[source] += quotas[source] * (turns->clock - turns->known[source]);
+        turns->known[source] = turns->clock;
     }
     turns->phase++;
     for (int64_t at = 0; at < turns->num_waiting; at++) { /* each prefix is a heap before the next source is pushed */
         int64_t source = turns->waiting[at].source;
-        push(turns->waiting, at, eligible_at(shares, source, turns->credits[source], end, turns->phase), source);
+        push(turns->waiting, at, eligible_at(shares, source, turns->credits[source], turns->clock, turns->phase), source);
     }
+}
+
+/* Update what a source lacks. */
+static void update(Turns *turns, const Shares *shares, int64_t source) {
+    int64_t quota = shares->quotas[turns->phase * shares->num_sources + source];
+    turns->credits[source] += quota * (turns->clock - turns->known[source]);
+    turns->known[source] = turns->clock;
+}
+
+/* Return the first ready source and its tokens, or -1 without a source with known tokens. */
+static int64_t next_source(Turns *turns, const Shares *shares, int64_t turn, int64_t *cost) {
+    Sizes *sizes = &turns->sizes;
+    *cost = 1;
+    while (turns->num_ready) {
+        int64_t source = pop(turns->ready, turns->num_ready--);
+        if (!sizes->most) return source;
+        update(turns, shares, source);
+        Entry entry = {deadline_of(shares, source, turns->credits[source], turn * shares->full, turns->phase), source};
+        if (turns->num_ready && is_before(turns->ready[0], entry)) {
+            push(turns->ready, turns->num_ready++, entry.key, source);
+            continue;
+        }
+        if (sizes->used[source] >= sizes->have[source]) return -1;
+        *cost = sizes->tokens[source * sizes->most + sizes->used[source]++];
+        return source;
+    }
+    return -1;
 }
 
 /* Take the turns from `turn` to `count`, or until a source ends; return the next turn, -1 if no source is ready. */
@@ -117,32 +160,32 @@ static int64_t take(Turns *turns, const Shares *shares, int64_t turn, int64_t co
     bool is_done = false;
     turns->num_givers = 0;
     while (turn < count && !is_done) {
-        if (turn >= shares->ends[turns->phase]) {
+        if (turn * shares->full >= shares->ends[turns->phase]) {
             begin_phase(turns, shares);
             continue;
         }
-        while (turns->num_waiting > 0 && turns->waiting[0].key <= turn) {
+        while (turns->num_waiting > 0 && turns->waiting[0].key <= turns->clock) {
             int64_t source = pop(turns->waiting, turns->num_waiting--);
             push(turns->ready, turns->num_ready++, turns->deadlines[source], source);
         }
-        if (!turns->num_ready) return -1;
-        int64_t source = pop(turns->ready, turns->num_ready--), *credit = &turns->credits[source];
+        int64_t cost, source = next_source(turns, shares, turn, &cost);
+        if (source < 0) return -1;
         turn++;
-        *credit += shares->quotas[turns->phase * shares->num_sources + source] * (turn - turns->known[source]) - shares->unit;
-        turns->known[source] = turn;
+        turns->clock += cost;
+        update(turns, shares, source);
+        turns->credits[source] -= shares->unit / shares->full * cost;
         if (!turns->taken[source]++) turns->givers[turns->num_givers++] = source;
         is_done = --turns->left[source] == 0;
-        turns->deadlines[source] = deadline_of(shares, source, *credit, turn, turns->phase);
-        push(turns->waiting, turns->num_waiting++, eligible_at(shares, source, *credit, turn, turns->phase), source);
+        int64_t lack = turns->credits[source];
+        turns->deadlines[source] = deadline_of(shares, source, lack, turn * shares->full, turns->phase);
+        push(turns->waiting, turns->num_waiting++, eligible_at(shares, source, lack, turns->clock, turns->phase), source);
     }
     return turn;
 }
 
 /* Update what all sources lack. */
-static void end_turns(Turns *turns, const Shares *shares, int64_t turn) {
-    for (int64_t source = 0; source < shares->num_sources; source++)
-        turns->credits[source] +=
-            shares->quotas[turns->phase * shares->num_sources + source] * (turn - turns->known[source]);
+static void end_turns(Turns *turns, const Shares *shares) {
+    for (int64_t source = 0; source < shares->num_sources; source++) update(turns, shares, source);
 }
 
 /* Return whether quotas, ends and numbers of shares fit k sources. The last phase never ends. */
@@ -154,15 +197,29 @@ static bool read_shares(const Call *call, Array quotas, Array ends, Shares *shar
         call,
         ends.count >= 1 && shares->num_sources >= 1 && quotas.count == ends.count * shares->num_sources &&
             shares->ends[ends.count - 1] == NEVER && ascends(shares->ends, ends.count, 0, NEVER) &&
-            in_range(quotas.data, quotas.count, 0, INT64_C(1) << 62) && shares->unit >= 1 && shares->least >= 1,
+            in_range(quotas.data, quotas.count, 0, INT64_C(1) << 62) && shares->unit >= 1 && shares->least >= 1 &&
+            shares->full >= 1,
         "each phase has a quota of each source, and the last phase never ends"
     );
 }
 
-static const char *const NO_SOURCE = "no source lacks enough for a turn: credits have a sum other than 0";
+/* Return whether tokens, and the numbers of used and known tokens, are of k sources. */
+static bool read_sizes(
+    const Call *call, Array tokens, Array used, Array have, Array goes_on, int64_t num_sources, Sizes *sizes
+) {
+    *sizes = (Sizes){tokens.data, have.data, used.data, tokens.count / num_sources, goes_on.data};
+    bool fits = tokens.count % num_sources == 0 && used.count == num_sources && have.count == num_sources &&
+                goes_on.count == num_sources && in_range(tokens.data, tokens.count, 0, INT64_C(1) << 31);
+    for (int64_t source = 0; fits && source < num_sources; source++)
+        fits = 0 <= sizes->used[source] && sizes->used[source] <= sizes->have[source] && sizes->have[source] <= sizes->most;
+    return check(call, fits, "tokens of packs are known for each source");
+}
+
+static const char *const NO_SOURCE = "no source lacks enough for a turn: credits have a sum other than 0, or tokens are missing";
 
 /* take_turns(count, left, credits int64[k], changed, quotas int64[phases, k], ends int64[phases], unit, least, taken
-              int64[k], changed) -> number of packs
+              int64[k], changed, tokens int64[k, n], used int64[k], changed, have int64[k], goes_on bool[k], full)
+   -> number of packs
 
    Let k sources give up to `count` packs in turn, until a source has no packs left. left: packs left in each source, 1 or
    more. credits: lack of each source in `unit`ths of a pack; their sum is 0. Each turn goes to the source with the
@@ -171,16 +228,18 @@ static const char *const NO_SOURCE = "no source lacks enough for a turn: credits
 PyObject *py_take_turns(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
     (void)module;
     Call call;
-    Array left, credits, quotas, ends, taken;
+    Array left, credits, quotas, ends, taken, tokens, used, have, goes_on;
     Shares shares;
+    Sizes sizes;
     int64_t count, turn = 0;
     if (!begin_call(
-            &call, "take_turns", args, num_args, "nLLllnnL", &count, &left, &credits, &quotas, &ends, &shares.unit,
-            &shares.least, &taken
+            &call, "take_turns", args, num_args, "nLLllnnLlLltn", &count, &left, &credits, &quotas, &ends, &shares.unit,
+            &shares.least, &taken, &tokens, &used, &have, &goes_on, &shares.full
         ))
         return end_call(&call, NULL);
     shares.num_sources = credits.count;
     if (!read_shares(&call, quotas, ends, &shares) ||
+        !read_sizes(&call, tokens, used, have, goes_on, shares.num_sources, &sizes) ||
         !check(
             &call,
             left.count == credits.count && taken.count == credits.count && in_range(left.data, left.count, 1, INT64_MAX),
@@ -188,9 +247,9 @@ PyObject *py_take_turns(PyObject *module, PyObject *const *args, Py_ssize_t num_
         ))
         return end_call(&call, NULL);
     Py_BEGIN_ALLOW_THREADS;
-    Turns turns = begin_turns(&call, &shares, credits.data, left.data, taken.data);
+    Turns turns = begin_turns(&call, &shares, &sizes, credits.data, left.data, taken.data);
     if (!call.is_short) turn = take(&turns, &shares, 0, count);
-    if (!call.is_short && turn >= 0) end_turns(&turns, &shares, turn);
+    if (!call.is_short && turn >= 0) end_turns(&turns, &shares);
     Py_END_ALLOW_THREADS;
     if (!check(&call, turn >= 0, NO_SOURCE)) return end_call(&call, NULL);
     return end_call(&call, Py_BuildValue("L", turn));
@@ -204,11 +263,12 @@ typedef struct {
     const int64_t *counts, *firsts, *until;
 } Epochs;
 
-/* Return the packs left in a source's epoch, or up to the last pack to take. */
-static int64_t left_in(const Epochs *epochs, int64_t source) {
+/* Return the packs left in a source's epoch, or up to the last pack to take, or to the last with known tokens. */
+static int64_t left_in(const Epochs *epochs, const Sizes *sizes, int64_t source) {
+    int64_t left = epochs->counts[epochs->firsts[source] + epochs->at[source]] - epochs->packs[source];
     if (epochs->until[0] == source && epochs->at[source] == epochs->until[1])
-        return epochs->until[2] + 1 - epochs->packs[source];
-    return epochs->counts[epochs->firsts[source] + epochs->at[source]] - epochs->packs[source];
+        left = epochs->until[2] + 1 - epochs->packs[source];
+    return sizes->most ? MIN(left, sizes->have[source] - sizes->used[source]) : left;
 }
 
 static int by_number(const void *one, const void *other) {
@@ -235,23 +295,36 @@ static int64_t settle_givers(Turns *turns, Epochs *epochs, int64_t (*row)[4]) {
     return ended;
 }
 
+/* Return whether a giver has too few known tokens. batch: packs of the next step, where a step has ended; else 1. */
+static bool lacks_tokens(const Turns *turns, int64_t batch) {
+    const Sizes *sizes = &turns->sizes;
+    for (int64_t number = 0; sizes->most && number < turns->num_givers; number++) {
+        int64_t source = turns->givers[number], num_known = sizes->have[source] - sizes->used[source];
+        if (!num_known || (sizes->goes_on[source] && num_known < batch)) return true;
+    }
+    return false;
+}
+
 /* take_epochs(count, at, packs int64[k], changed, counts int64[…], first_counts int64[k + 1], credits int64[k], changed,
-               quotas int64[phases, k], ends int64[phases], unit, least, until int64[3], stop, batch; rows int64[n, 4])
+               quotas int64[phases, k], ends int64[phases], unit, least, until int64[3], stop, batch; rows int64[n, 4],
+               tokens, used, have, goes_on, full as for take_turns)
    -> number of packs, number of rows, the source whose known epochs have ended or -1
 
    Let k sources give `count` packs in turn, through the epochs with known pack counts; see Epochs and take_turns. stop,
    batch: packs to the end of the first step, and packs of a step. rows: written, taken ranges as source, epoch, first and
    stop, which end at each end of a step, and of an epoch of any source; nothing is written if n is 0. The loop ends at a
-   source whose known epochs have ended, and when the rows of another epoch might not fit. */
+   source whose known epochs have ended, where tokens are missing, and when the rows of another epoch might not fit. */
 PyObject *py_take_epochs(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
     (void)module;
     Call call;
-    Array at, packs, counts, firsts, credits, quotas, ends, until, row_array;
+    Array at, packs, counts, firsts, credits, quotas, ends, until, row_array, tokens, used, have, goes_on;
     Shares shares;
+    Sizes sizes;
     int64_t count, stop, batch, done = 0, num_rows = 0, over = -1;
     if (!begin_call(
-            &call, "take_epochs", args, num_args, "nLLllLllnnlnnL", &count, &at, &packs, &counts, &firsts, &credits,
-            &quotas, &ends, &shares.unit, &shares.least, &until, &stop, &batch, &row_array
+            &call, "take_epochs", args, num_args, "nLLllLllnnlnnLlLltn", &count, &at, &packs, &counts, &firsts, &credits,
+            &quotas, &ends, &shares.unit, &shares.least, &until, &stop, &batch, &row_array, &tokens, &used,
+            &have, &goes_on, &shares.full
         ))
         return end_call(&call, NULL);
     int64_t num_sources = shares.num_sources = at.count, most_rows = row_array.count / 4;
@@ -262,16 +335,17 @@ PyObject *py_take_epochs(PyObject *module, PyObject *const *args, Py_ssize_t num
         fits = in_range((int64_t *)at.data + source, 1, 0, first_counts[source + 1] - first_counts[source]);
     fits = fits && in_range(until.data, 1, -1, num_sources) && stop >= 1 && batch >= 1;
     if (!check(&call, fits, "arrays of sources have equal sizes, their epochs are known, and steps have packs") ||
-        !read_shares(&call, quotas, ends, &shares))
+        !read_shares(&call, quotas, ends, &shares) ||
+        !read_sizes(&call, tokens, used, have, goes_on, num_sources, &sizes))
         return end_call(&call, NULL);
     Epochs epochs = {at.data, packs.data, counts.data, first_counts, until.data};
     int64_t(*rows)[4] = row_array.data;
-    bool writes = most_rows > 0, is_found = false;
+    bool writes = most_rows > 0, is_found = false, is_missing = false;
     Py_BEGIN_ALLOW_THREADS;
     int64_t *left = NEW(&call, num_sources, int64_t), *taken = NEW(&call, num_sources, int64_t);
-    for (int64_t source = 0; left && source < num_sources; source++) left[source] = left_in(&epochs, source);
-    Turns turns = begin_turns(&call, &shares, credits.data, left, taken);
-    while (!call.is_short && done >= 0 && done < count && over < 0 && !is_found &&
+    for (int64_t source = 0; left && source < num_sources; source++) left[source] = left_in(&epochs, &sizes, source);
+    Turns turns = begin_turns(&call, &shares, &sizes, credits.data, left, taken);
+    while (!call.is_short && done >= 0 && done < count && over < 0 && !is_found && !is_missing &&
            (!writes || num_rows + num_sources <= most_rows)) {
         if (num_sources == 1) {
             taken[0] = MIN(count - done, left[0]);
@@ -282,6 +356,7 @@ PyObject *py_take_epochs(PyObject *module, PyObject *const *args, Py_ssize_t num
         } else { /* the end of an epoch changes only the packs left in its source */
             done = take(&turns, &shares, done, writes ? MIN(count, stop) : count);
             if (done < 0) break;
+            is_missing = lacks_tokens(&turns, done == stop ? batch : 1);
             if (done == stop) stop += batch;
         }
         int64_t ended = settle_givers(&turns, &epochs, writes ? rows + num_rows : NULL);
@@ -294,10 +369,10 @@ PyObject *py_take_epochs(PyObject *module, PyObject *const *args, Py_ssize_t num
         } else {
             epochs.at[ended]++;
             epochs.packs[ended] = 0;
-            left[ended] = left_in(&epochs, ended);
+            left[ended] = left_in(&epochs, &sizes, ended);
         }
     }
-    if (!call.is_short && done >= 0 && num_sources > 1) end_turns(&turns, &shares, done);
+    if (!call.is_short && done >= 0 && num_sources > 1) end_turns(&turns, &shares);
     Py_END_ALLOW_THREADS;
     if (!check(&call, done >= 0, NO_SOURCE)) return end_call(&call, NULL);
     return end_call(&call, Py_BuildValue("LLL", done, num_rows, over));

@@ -19,7 +19,6 @@ FORGETTING = {"cache_clear", "clear", "pop", "popitem", "discard", "remove", "in
 GENERATORS = {"default_rng", "SeedSequence", "Generator", "Philox", "PCG64", "manual_seed", "Random", "seed"}
 ABOUT_TYPES = {"isinstance", "issubclass", "cast", "getattr", "setattr", "hasattr", "TypeVar", "NewType", "NamedTuple"}
 CHECKSUM = re.compile(r"checksum|digest|hash|xxh|crc|md5|sha\d|fingerprint", re.IGNORECASE)
-COMPILED = re.compile(r"@(compiled|n?jit|intrinsic|vectorize)\b")
 
 
 class Edit(NamedTuple):
@@ -182,12 +181,10 @@ def places(data: bytes) -> Iterator[Place]:
         if any(isinstance(parent, ast.JoinedStr) for parent in parents) or _for_types(source, parents):
             continue  # positions inside f-strings are wrong before Python 3.12
         scope = [parent for parent in reversed(parents) if isinstance(parent, ast.FunctionDef | ast.ClassDef)]
-        decorators = [f"@{source.text(word)}" for parent in scope for word in parent.decorator_list]
-        compiled = any(COMPILED.search(decorator) for decorator in decorators)
         for name, operator in OPERATORS.items():
             for edit in operator(source, node):
                 function = ".".join(parent.name for parent in scope)
-                yield Place(name, function, edit._replace(probe=None) if compiled else edit)
+                yield Place(name, function, edit)
 
 
 def _for_types(source: Source, parents: list[ast.AST]) -> bool:

@@ -22,7 +22,6 @@ from queue import Queue
 from typing import Any
 
 from .copies import copy_project, run_tests
-from .operators import COMPILED
 from .table import ROOT, Mutant
 from .tracing import RUNNING, trace
 
@@ -56,7 +55,7 @@ def traces(folder: Path, mutants: list[Mutant]) -> dict[str, Any]:
 def tests_of(mutant: Mutant, mutants: list[Mutant], traced: dict[str, Any]) -> list[str]:
     """Return the tests to try, in order: files of the mutant's own room first, then by their seconds.
 
-    A line without a trace (of a compiled loop, of a class) takes the tests that execute others of its file or room.
+    A line without a trace (of a class) takes the tests that execute others of its file or room.
     """
     hits, seconds = traced["hits"], traced["seconds"]
     of_file = {test for other in mutants if other.file == mutant.file for test in hits.get(other.name, ())}
@@ -80,14 +79,11 @@ def verdict(mutant: Mutant, copy: Path, tests: list[str]) -> str:
     """Return the test that kills a mutant, or "survived" with the number of tests."""
     path = copy / mutant.file
     data, times = path.read_bytes(), path.stat()
-    compiled = copy / "compiled"
-    shutil.rmtree(compiled, ignore_errors=True)
     (copy / RUNNING).unlink(missing_ok=True)
     options = ["-x", "--timeout", str(TEST_S)]
-    own_loops = compiled if COMPILED.search(data.decode()) else None
     path.write_bytes(mutant.applied(data))
     try:
-        status, output = run_tests(copy, tests, timeout_s=MOST_S, options=options, compiled=own_loops)
+        status, output = run_tests(copy, tests, timeout_s=MOST_S, options=options)
     finally:
         path.write_bytes(data)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from lmms_stream.plan.kernels import turns
 from lmms_stream.plan.kernels.turns import NEVER, take_epochs, take_turns
 from lmms_stream.plan.source_ranges import UNIT, to_quotas
 
@@ -110,30 +108,3 @@ def test_ends_of_epochs_and_steps_change_no_turns(
         if num_sources > 1:
             of_step = np.append(np.zeros(steps[0], np.int64), 1 + np.arange(done) // steps[1])
             assert np.array_equal(of_step[begins], of_step[begins + sizes - 1])
-
-
-def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines are computed for each source once, and once a turn; the loops run without compilation here."""
-    for name, function in list(vars(turns).items()):
-        if hasattr(function, "py_func"):
-            monkeypatch.setattr(turns, name, function.py_func)
-    num_deadlines = 0
-    deadline = turns._deadline
-
-    def counted(*args: object) -> object:
-        nonlocal num_deadlines
-        num_deadlines += 1
-        return deadline(*args)
-
-    monkeypatch.setattr(turns, "_deadline", counted)
-    num_sources, count = 50, 200
-    quotas = to_quotas([Fraction(1)] * num_sources)[None]
-    at, packs, credits = (np.zeros(num_sources, np.int64) for _ in range(3))
-    counts, firsts = np.ones(num_sources * 9, np.int64), np.arange(num_sources + 1) * 9
-    done, _, _ = turns.take_epochs(
-        count, at, packs, counts, firsts, credits, quotas, np.array([NEVER]), UNIT, UNIT // 98, np.array([-1, 0, 0]),
-        (count, count), np.zeros((count + num_sources, 4), np.int64),
-    )  # fmt: skip
-    assert done == count
-    assert at.tolist() == [4] * num_sources
-    assert num_deadlines <= num_sources + count
