@@ -50,8 +50,8 @@ def take_turns(
     left: int64[k], packs left in each source, 1 or more. credits: int64[k], lack of each source in `unit`ths of a full
     pack; their sum is 0. taken: int64[k]. All three arrays are changed. quotas: int64[phases, k], shares in each phase,
     with sum `unit` / sizes.full. ends: int64[phases], the turn that ends each phase times sizes.full, NEVER for the
-    last phase. Each turn goes to the source with the earliest deadline, among sources that lack at least `least`. least: at
-    most unit / k, to leave at least one source; 1 for turns by tokens. sizes: changed.
+    last phase. Each turn goes to the source with the earliest deadline, among sources that lack at least `least`.
+    least: at most unit / k, to leave at least one source; 1 for turns by tokens. sizes: changed.
     """
     sizes = sizes or no_sizes(len(credits))
     num_packs: int = loops.take_turns(count, left, credits, quotas, ends, unit, least, taken, *sizes)
