@@ -160,7 +160,7 @@ static int64_t take(Turns *turns, const Shares *shares, int64_t turn, int64_t co
     bool is_done = false;
     turns->num_givers = 0;
     while (turn < count && !is_done) {
-        if (turn * shares->full >= shares->ends[turns->phase]) {
+        if (turns->phase + 1 < shares->num_phases && turn * shares->full >= shares->ends[turns->phase]) {
             begin_phase(turns, shares);
             continue;
         }
@@ -198,7 +198,7 @@ static bool read_shares(const Call *call, Array quotas, Array ends, Shares *shar
         ends.count >= 1 && shares->num_sources >= 1 && quotas.count == ends.count * shares->num_sources &&
             shares->ends[ends.count - 1] == NEVER && ascends(shares->ends, ends.count, 0, NEVER) &&
             in_range(quotas.data, quotas.count, 0, INT64_C(1) << 62) && shares->unit >= 1 && shares->least >= 1 &&
-            shares->full >= 1,
+            shares->full >= 1 && shares->full <= INT32_MAX,
         "each phase has a quota of each source, and the last phase never ends"
     );
 }
