@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 from lmms_stream.processors.media.images import decode_image
-from lmms_stream.processors.media.patches import to_patches
-from lmms_stream.processors.media.resize import resize
+from lmms_stream.processors.media.pixels import resize, to_patches
 from lmms_stream.processors.media.video import read_frames
 from measure import keep_to_one_core, print_table, verdict
 from numpy.typing import NDArray

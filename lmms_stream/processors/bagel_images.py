@@ -87,7 +87,7 @@ class EncoderInput:
 
     def pixels(self, image: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
         """Resize the image to the grid: uint8[H, W, 3]."""
-        from .media.resize import resize  # not imported for settings: their commands need no compiled loops
+        from .media.pixels import resize  # not imported for settings: their commands need no compiled loops
 
         return resize(image, width=grid.columns * self.stride, height=grid.rows * self.stride)
 

@@ -17,7 +17,7 @@ from ...processors.media.types import Memory, new_memory
 
 if TYPE_CHECKING:
     from ...processors.media.facts import Facts, ImageFacts, VideoFacts
-    from ...processors.media.resize import Filter
+    from ...processors.media.pixels import Filter
     from ...processors.media.types import Interval
 
 HALF = (0.5, 0.5, 0.5)
@@ -70,7 +70,7 @@ class Tiles:
 
     def resized(self, image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
         """Resize images: [..., H, W, 3] -> [..., height, width, 3]."""
-        from ...processors.media.resize import resize
+        from ...processors.media.pixels import resize
 
         return resize(image, width=width, height=height, filter=self.filter)
 
@@ -89,7 +89,7 @@ class Tiles:
         """Normalise [n, side, side, 3] into out [n, 3, side, side], with the same bits as transformers' slow
         processors.
         """
-        from ...processors.media.patches import to_patches
+        from ...processors.media.pixels import to_patches
 
         to_patches(
             tiles,

@@ -230,7 +230,7 @@ class QwenVL:
     def pixels(self, layout: Layout, data: bytes) -> NDArray[np.uint8]:
         """See Family."""
         from ..media.images import decode_image
-        from ..media.resize import resize
+        from ..media.pixels import resize
         from ..media.video import read_frames
 
         shape: PatchGrid = layout.shape

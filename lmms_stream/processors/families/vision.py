@@ -154,7 +154,7 @@ class Vision:
 
         out: see to_patches.
         """
-        from ..media.patches import to_patches
+        from ..media.pixels import to_patches
 
         return to_patches(
             frames,

@@ -7,7 +7,6 @@ containers     videos and sounds, opened by PyAV: frames and rates of videos, sa
 facts          media -> facts; samples of WAV and FLAC; facts of a stored sample
 images         bytes of an image -> pixels, turned by EXIF
 video          bytes of a video -> chosen frames, turned
-resize         pixels -> pixels of another size
-patches        pixels -> normalised patches
+pixels         pixels -> pixels of another size; pixels -> normalised patches
 sound          bytes of a sound -> samples at a rate -> mel features; a picture of samples
 """

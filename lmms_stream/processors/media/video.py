@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from .containers import opened
 from .formats import mime_type
-from .resize import Filter, resize
+from .pixels import Filter, resize
 
 _CODECS_THAT_SKIP = ("h264", "mpeg4", "mpeg2video")  # reliable marks of non-reference frames (not HEVC's)
 _TIMED_CONTAINERS = ("mov", "matroska")  # with presentation times in their packets

@@ -20,7 +20,7 @@ from lmms_stream.errors import DataError
 from lmms_stream.processors.media import image_header, images
 from lmms_stream.processors.media.image_header import check_image
 from lmms_stream.processors.media.images import decode_image
-from lmms_stream.processors.media.resize import resize
+from lmms_stream.processors.media.pixels import resize
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 

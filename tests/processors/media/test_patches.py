@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError
-from lmms_stream.processors.media.patches import to_patches
+from lmms_stream.processors.media.pixels import to_patches
 from lmms_stream.versions.transformers import by_torchvision
 from numpy.typing import NDArray
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.processors.media.images import decode_image
-from lmms_stream.processors.media.patches import to_patches
-from lmms_stream.processors.media.resize import resize
+from lmms_stream.processors.media.pixels import resize, to_patches
 from lmms_stream.versions.transformers import by_torchvision
 from numpy.typing import NDArray
 from PIL import Image, ImageOps

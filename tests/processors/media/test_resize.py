@@ -7,7 +7,7 @@ import PIL
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.processors.media.resize import Filter, resize
+from lmms_stream.processors.media.pixels import Filter, resize
 from numpy.typing import NDArray
 from PIL import Image
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.media import video
-from lmms_stream.processors.media.resize import resize
+from lmms_stream.processors.media.pixels import resize
 from lmms_stream.processors.media.video import read_frames
 from numpy.typing import NDArray
 
