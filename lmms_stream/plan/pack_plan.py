@@ -107,9 +107,8 @@ class PackPlan:
         self.kept_segments = kept_segments or max(KEPT_SEGMENTS, LEAST_SEGMENTS * self.num_canonical_nodes)
         self._epochs: OrderedDict[int, EpochPlan] = OrderedDict()
         self._orders: OrderedDict[int, Order] = OrderedDict()
-        self._counted: dict[
-            int, NDArray[np.int64]
-        ] = {}  # packs of epochs, each as int64[1]: `len` asks for all of them
+        # packs of epochs, each as int64[1]: `len` asks for all of them
+        self._counted: dict[int, NDArray[np.int64]] = {}
         self.counts_tokens = False  # whether the tokens of each pack are counted and kept, for turns by tokens
         self.other: PackPlan | None = None  # the same with another seed, see own_seeds
 

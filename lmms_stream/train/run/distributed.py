@@ -126,8 +126,8 @@ def takes_cpu_tensors(group: dist.ProcessGroup) -> bool:
 def cpu_group(timeout_s: float | None = None, *, is_apart: bool = False) -> dist.ProcessGroup:
     """Return a group of all ranks for tensors on the CPU: the process group, or gloo's, created by the first call.
 
-    All ranks make the first call at the same point. is_apart: for a process group on the CPU,
-    a separate group from the model's collectives.
+    All ranks make the first call at the same point. is_apart: also for a process group on the CPU, a separate group
+    from the group of the model's collectives, with half of its time limit.
     """
     global _beside
     default = dist.group.WORLD
