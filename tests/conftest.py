@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -198,6 +199,17 @@ def proxy(running_proxy: FaultProxy) -> Iterator[FaultProxy]:
     running_proxy.set_rules()
     yield running_proxy
     running_proxy.set_rules()
+
+
+@pytest.fixture
+def code_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder to which transformers copies the Python files of a model; modules of earlier copies are forgotten."""
+    folder = tmp_path / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)
+    return folder
 
 
 def write_tokens(

@@ -75,9 +75,8 @@ def own_code(tokenizer: Path, tmp_path: Path) -> Path:
 
 
 def test_code_of_a_tokenizer_runs_only_if_it_is_trusted_and_the_dataset_says_so(
-    own_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_code: Path, tmp_path: Path, code_cache: Path
 ) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     with pytest.raises(ConfigError, match=REFUSED):
         ProcessorConfig(type="chat", tokenizer=str(own_code)).build()
     assert not (tmp_path / "ran").exists()

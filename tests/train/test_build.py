@@ -46,13 +46,10 @@ def own_code(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_models_own_code_is_run_only_when_asked_for(
-    own_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+def test_a_models_own_code_is_run_only_when_asked_for(own_code: Path, tmp_path: Path, code_cache: Path) -> None:
     with pytest.raises(ConfigError, match="own has its own Python files, which can run any code"):
         ModelConfig(pretrained=str(own_code)).build()
-    assert not (tmp_path / "modules").exists()
+    assert not code_cache.exists()
 
     write_tokens(tmp_path / "data", num_samples=100)
     run = write_run(
