@@ -24,11 +24,12 @@ MAX_WINDOW_PACKS = 1 << 28  # more would fill the memory
 MAX_PACKED_BYTES = 1 << 28  # maximum text of this string
 _OF_PACKED = "packed_sources"  # `order` of packed sources: the string has it
 SOURCE = "data"  # name of a run's only source
+SEEDED = "the order settings (seed, shuffle, num_canonical_nodes, shuffle_block_size)"
 FINGERPRINT_FIELDS = (  # of a plan's fingerprint, between its dashes
     "the plan version (release)",
     "the lengths index (dataset or processor)",
     "the shards (dataset), or the samples of its streams in an epoch",
-    "the order settings (seed, shuffle, num_canonical_nodes, shuffle_block_size)",
+    SEEDED,
     "the packing settings (packing_length, strategy, window, overlong, max_samples_per_pack)",
     "the random streams (the NumPy that is installed)",
 )
@@ -67,14 +68,6 @@ class SourceCursor(NamedTuple):
     def place(self) -> tuple[int, int]:
         """Epoch and packs, in the order of reading."""
         return self.epoch, self.packs
-
-    def check_packs(self, name: str, num_packs: int) -> None:
-        """Raise CursorError if the position is after the `num_packs` packs of its epoch."""
-        if self.packs > num_packs:
-            raise CursorError(
-                f"the saved cursor is at pack {self.packs} of epoch {self.epoch} of {name!r}, which has {num_packs} "
-                "packs: use another checkpoint"
-            )
 
 
 class WindowCursor(NamedTuple):
@@ -262,7 +255,7 @@ def _read_window(data: Mapping[str, Any]) -> WindowCursor:
         sources=_read(data), mix=_text(data["mix"]), across_sources=across_sources,
         turns=_text(data.get("turns", "")), **counts,
     )  # fmt: skip
-    if window.global_batch < 1 or window.num_left < 1 or window.num_packs > MAX_WINDOW_PACKS:
+    if window.global_batch < 1 or window.num_left < 1 or max(window.num_packs, window.linear_cost) > MAX_WINDOW_PACKS:
         raise ValueError(f"a window of {window.num_packs} packs cannot be at pack {window.num_done}")
     return window
 

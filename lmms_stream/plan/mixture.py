@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
-from .cursor import EPOCHS, TOKENS, Cursor, SourceCursor, WindowCursor
+from ..errors import ConfigError, CursorError
+from .cursor import EPOCHS, SEEDED, TOKENS, Cursor, SourceCursor, WindowCursor, differing_fields
 from .events import Events, part_with, skipped
-from .source_ranges import SourceRange, SourceRanges
+from .source_ranges import TOKEN_UNIT, UNIT, SourceRange, SourceRanges
 from .turn_taking import TurnTaking
 
 logger = logging.getLogger("lmms_stream")
@@ -58,7 +58,7 @@ class Mixture(TurnTaking):
         """Return a cursor with all sources of this mixture: new sources begin at their first pack.
 
         Former sources keep their cursor. The sources stay in the cursor's order, and new ones follow. CursorError if a
-        source follows another plan, or its position is after the end of its epoch.
+        source follows another plan, and for numbers out of range.
         """
         is_old = len(cursor.sources) > 1 and not cursor.shares
         self._share("" if is_old else TOKENS if self.schedule is not None else EPOCHS)
@@ -66,16 +66,28 @@ class Mixture(TurnTaking):
             cursor = replace(cursor, sources={name: at._replace(credit=0) for name, at in cursor.sources.items()})
         self._fit_plans(cursor)
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
+        if cursor.step and not any(at.place > (0, 0) for at in cursor.sources.values()):
+            raise CursorError(
+                f"the saved cursor is at step {cursor.step}, and no pack of {', '.join(cursor.sources) or 'a source'} is "
+                "read: it is damaged; use another checkpoint"
+            )
+        pack = TOKEN_UNIT * self.full_pack if self.shares == TOKENS else UNIT
+        for name, at in cursor.sources.items() if cursor.sources.keys() <= self.plans.keys() else ():
+            if abs(at.credit) > pack * (len(cursor.sources) + 1):  # a pack, and parts of packs of ended sources
+                raise CursorError(
+                    f"the saved cursor has credit {at.credit} of {name!r}, more than any turns give: it is damaged; "
+                    "use another checkpoint"
+                )
         begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
         has_order = cursor.has_order and len(cursor.sources) > 1  # a source alone has no order
         sources = (dict(cursor.sources) if has_order else {}) | begins | dict(cursor.sources)
         self._warn_of_renamed(cursor)
         for name in self.names:
             at = sources[name]
+            self.check_position(name, at)
             num_packs = self.plan_of(name, at).num_packs(at.epoch)
             if num_packs == 0:
                 raise ConfigError(f"source {name!r} has no packs: all its samples are dropped; raise packing_length")
-            at.check_packs(name, num_packs)
             if self.schedule is not None and at.packs == num_packs:
                 at = at._replace(epoch=at.epoch + 1, packs=0)
             sources[name] = at
@@ -84,14 +96,15 @@ class Mixture(TurnTaking):
         return events.cursor
 
     def _warn_of_renamed(self, cursor: Cursor) -> None:
-        """Warn of a new source with the plan of a former one: positions belong to names."""
-        former = {at.plan: name for name, at in cursor.sources.items() if name not in self.plans}
+        """Warn of a new source with the samples and packs of a former source: positions belong to names."""
+        former = [(name, at.plan) for name, at in cursor.sources.items() if name not in self.plans]
         for name, plan in self.plans.items():
-            if name not in cursor.sources and (before := former.get(plan.fingerprint)) is not None:
-                logger.warning(
-                    f"source {name!r} begins at its first pack, and the state's source {before!r} has the same packs: "
-                    f"name it {before!r} to continue there"
-                )
+            for before, saved in former if name not in cursor.sources else ():
+                if differing_fields(saved, plan.fingerprint) in ("", SEEDED):
+                    logger.warning(
+                        f"source {name!r} begins at its first pack, and the state's source {before!r} has the same "
+                        f"samples: name it {before!r} to continue there"
+                    )
 
     def packs_left(self, cursor: Cursor, *, global_batch: int = 0) -> int | None:
         """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end.

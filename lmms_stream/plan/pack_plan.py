@@ -110,7 +110,7 @@ class PackPlan:
         # packs of epochs, each as int64[1]: `len` asks for all of them
         self._counted: dict[int, NDArray[np.int64]] = {}
         self.counts_tokens = False  # whether the tokens of each pack are counted and kept, for turns by tokens
-        self.other: PackPlan | None = None  # the same with another seed, see own_seeds
+        self.other: PackPlan | None = None  # of own_seeds: the same with the seed of a single source
 
     def keeping(self, num_segments: int | None) -> PackPlan:
         """Return the same plan with another number of segments kept in memory."""
@@ -440,15 +440,18 @@ def own_seeds(plans: Mapping[str, PackPlan]) -> dict[str, PackPlan]:
     """Return the plans of a new run's sources: each of several has a stream of the seed, by the source's name.
 
     With one seed, datasets of equal sizes would have the same order, and related rows would come together. A single
-    source has the seed itself, like in earlier releases. `other` of each is the plan with the other seed: a source
-    keeps its first seed, see Mixture.adopt.
+    source has the seed itself, like in earlier releases. A source keeps its first seed, see Mixture.adopt.
     """
-    found = {}
-    for name, plan in plans.items():
-        own = plan.of_seed(int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16))
-        found[name], other = (own, plan) if len(plans) > 1 else (plan.keeping(plan._given_kept_segments), own)
-        found[name].other = other
+    found = dict(plans)
+    for name, plan in plans.items() if len(plans) > 1 else ():
+        found[name] = of_own_seed(plan, name)
+        found[name].other = plan
     return found
+
+
+def of_own_seed(plan: PackPlan, name: str) -> PackPlan:
+    """Return the plan of a source with the source's own seed."""
+    return plan.of_seed(int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16))
 
 
 def _only(epochs: Epochs) -> int:

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import ConfigError, CursorError
 from .cursor import EPOCHS, TOKENS, Cursor, SourceCursor, WindowCursor
 from .kernels.turns import NEVER
-from .pack_plan import PackPlan
+from .pack_plan import PackPlan, of_own_seed
 from .packing import PackRange, ends_of
 from .source_ranges import (
     TOKEN_UNIT,
@@ -101,11 +101,11 @@ class TurnTaking:
             return sum(a == b for a, b in zip(plan.fingerprint.split("-"), began.split("-"), strict=False))
 
         for name, plan in self._given.items():
-            if plan.other is not None:
-                began = cursor.sources[name].plan if name in cursor.sources else plan.fingerprint
-                chosen = max(plan, plan.other, key=partial(likeness, began=began))
-                if chosen.fingerprint != self.plans[name].fingerprint:
-                    self.plans[name] = chosen.sharing(len(self._given))
+            began, chosen = cursor.sources[name].plan if name in cursor.sources else plan.fingerprint, plan
+            if began != plan.fingerprint:
+                chosen = max(plan, plan.other or of_own_seed(plan, name), key=partial(likeness, began=began))
+            if chosen.fingerprint != self.plans[name].fingerprint:
+                self.plans[name] = chosen.sharing(len(self._given))
         self._take_plans()
 
     def _share(self, shares: str) -> None:
@@ -120,6 +120,22 @@ class TurnTaking:
     def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
         """Return the plan of a source at a cursor, with the changes of packing_length so far."""
         return self.by_length.plan(name, at.changes)
+
+    def check_position(self, name: str, at: SourceCursor) -> None:
+        """Raise CursorError for a position, or a former change of packing_length, after the packs of its epoch."""
+        places = [*(change[:2] for change in at.changes), at.place]
+        if max(places) > at.place:
+            raise CursorError(
+                f"the saved cursor changes packing_length of {name!r} after its position, pack {at.packs} of epoch "
+                f"{at.epoch}: it is damaged; use another checkpoint"
+            )
+        for number, (epoch, packs) in enumerate(places):
+            plan = self.by_length.plan(name, at.changes[:number])
+            if epoch == at.epoch and packs > (num_packs := plan.num_packs(epoch)):  # former epochs are not counted again
+                raise CursorError(
+                    f"the saved cursor is at pack {packs} of epoch {epoch} of {name!r}, which has {num_packs} packs: "
+                    "use another checkpoint"
+                )
 
     def left_of(self, sources: Mapping[str, SourceCursor]) -> int:
         """Return packs_left from some cursors on, without windows and later changes of packing_length."""

@@ -179,7 +179,7 @@ class WindowedMixture(Mixture):
         """Raise CursorError unless the window has its packs, and its turns so far lead to the cursor's sources."""
         mixture, sources = self._mixture_of(window), dict(window.sources)
         for name, at in sources.items():
-            at.check_packs(name, mixture.plan_of(name, at).num_packs(at.epoch))
+            mixture.check_position(name, at)
         turns = self._in_turn(window)
         mixture.take(sources, window.step, window.num_done, global_batch=window.global_batch)
         computed = {"packs": turns.num_packs, "turns": _digest(turns), **sources}

@@ -127,13 +127,6 @@ def test_a_foreign_plan_is_refused_and_the_error_says_what_differs(built: str, d
         cursor.check_plans({"chat": built})
 
 
-def test_a_place_beyond_its_epoch_is_refused() -> None:
-    at = SourceCursor(plan="p", epoch=2, packs=9)
-    at.check_packs("chat", 9)
-    with pytest.raises(CursorError, match="is at pack 9 of epoch 2 of 'chat', which has 8 packs: use another"):
-        at.check_packs("chat", 8)
-
-
 def test_a_cursor_of_the_release_before_is_refused_by_name() -> None:
     written = {"plan": "1-7bb7411063df4bef-c1359816a45df046-0d98acbef052877c-eca03c76a98fec87", "epoch": 0, "packs": 5}
     before = {"version": 1, "step": 1, "phase": "39bc5ae3994e2dec", "sources": {"a": {**written, "taken": 5}}}

@@ -210,6 +210,25 @@ def test_a_source_keeps_the_stream_of_the_seed_that_it_began_with() -> None:
     assert alone.adopt(cursor).sources["b"] == cursor.sources["b"]
 
 
+def test_a_renamed_source_is_named_although_its_seed_is_of_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"a": 90, "b": 150}
+    few = Mixture(own_seeds({"b": make_plan(150)}))
+    both = Mixture(own_seeds({name: make_plan(size) for name, size in sizes.items()}))
+    for before, named, others in ((both, "c", {"a": 90}), (few, "c", {"a": 90}), (both, "c", {}), (few, "c", {})):
+        cursor = before.skip(before.start(), 3, global_batch=4)
+        now = {**others, named: 150}
+        caplog.clear()
+        renamed = Mixture(own_seeds({name: make_plan(size) for name, size in now.items()})).adopt(cursor)
+        assert renamed.sources["c"].packs == 0
+        (said,) = caplog.messages
+        assert said == (
+            "source 'c' begins at its first pack, and the state's source 'b' has the same samples: name it 'b' to "
+            "continue there"
+        )
+        kept = Mixture(own_seeds({name: make_plan(size) for name, size in (others | {"b": 150}).items()})).adopt(cursor)
+        assert kept.sources["b"] == cursor.sources["b"]
+
+
 UNEVEN = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([1, 2, 7, 100, 204, 662, 855]), min_size=1)
 
 
@@ -341,7 +360,7 @@ def test_a_source_under_a_new_name_begins_anew_with_a_warning(caplog: pytest.Log
     renamed = Mixture({"a": PLANS["a"], "other": PLANS["b"]}, weights={"a": 1, "other": 2})
     assert renamed.adopt(cursor).sources["other"].packs == 0
     (said,) = caplog.messages
-    assert said.startswith("source 'other' begins at its first pack, and the state's source 'b' has the same packs")
+    assert said.startswith("source 'other' begins at its first pack, and the state's source 'b' has the same samples")
 
 
 def test_a_source_that_is_added_in_mid_epoch_is_read_once_with_the_rest_of_the_others() -> None:
@@ -474,8 +493,38 @@ def test_a_cursor_that_does_not_fit_is_refused() -> None:
     with pytest.raises(CursorError, match=r"they differ in the lengths index .* and the shards .* and the order"):
         mixture.adopt(foreign)
     beyond = Cursor(sources={"a": SourceCursor(plan=PLANS["a"].fingerprint, packs=10**6)})
-    with pytest.raises(CursorError, match="is at pack 1000000 of epoch 0 of 'a'"):
+    with pytest.raises(CursorError, match="is at pack 1000000 of epoch 0 of 'a', which has .* packs: use another"):
         mixture.adopt(beyond)
+
+
+@pytest.mark.parametrize("weights", [None, {"a": 1, "b": 2}])
+def test_each_number_of_a_state_is_refused_out_of_its_range(weights: dict[str, float] | None) -> None:
+    packing = PackingConfig(packing_length=1024, later_lengths=((2, 512),))
+    plans = {name: plan.of_packing(packing) for name, plan in PLANS.items() if name != "c"}
+    mixture = WindowedMixture(plans, weights=weights, balance=4)
+    cursor = mixture.skip(mixture.start(), 3, global_batch=3)
+    at = cursor.sources["b"]
+    assert cursor.window is not None and at.changes
+    (change,) = at.changes
+    longer = mixture.full_pack << 36 if weights else 1 << 40
+    damaged = {
+        "is at pack 1000000 of epoch 0 of 'b', which has": at._replace(packs=10**6),
+        "is at pack 1000000 of epoch 0 of 'b', which has .*": at._replace(
+            packs=10**6, changes=(change._replace(packs=10**6),)
+        ),
+        "changes packing_length of 'b' after its position, pack": at._replace(changes=(change._replace(epoch=1),)),
+        "has credit -[0-9]+ of 'b', more than any turns give": at._replace(credit=-3 * longer - 1),
+    }
+    for message, value in damaged.items():
+        outside = replace(cursor, window=None, sources=cursor.sources | {"b": value})
+        inside = cursor.window._replace(sources=cursor.window.sources | {"b": value})
+        for each in (outside, replace(cursor, window=inside)) if "credit" not in message else (outside,):
+            with pytest.raises(CursorError, match=message):
+                mixture.adopt(each)
+    with pytest.raises(CursorError, match="is at step 3, and no pack of a source is read: it is damaged"):
+        mixture.adopt(Cursor(step=3, sources={}))
+    with pytest.raises(CursorError, match="is at step 3, and no pack of other is read: it is damaged"):
+        mixture.adopt(Cursor(step=3, sources={"other": SourceCursor(plan="p")}))
 
 
 @pytest.mark.parametrize(
