@@ -170,7 +170,7 @@ FAULTS: dict[str, tuple[object, str, Any]] = {
 def test_the_simulator_notices_a_missing_rule(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live(tmp_path / "expected", 0, None, actions=LIFE)
     schedule = COPIES_LATE if fault == "nothing is fenced" else LATE
-    monkeypatch.setattr(copies, "_watched", lambda values: [])
+    monkeypatch.setattr(copies, "_watched", lambda values, keeps_values: [])
     monkeypatch.setattr(*FAULTS[fault])
     gpu = live(tmp_path / "late", 0, schedule, actions=LIFE)
     assert gpu is not None
@@ -282,6 +282,22 @@ def test_a_write_without_a_fence_while_a_tensor_is_copied_fails(
             with pytest.raises(CheckpointError, match=rf"step-00000002 was not saved.*{says}"):
                 saver.wait()
             assert [path.name for path in checkpoints(tmp_path / "saved")] == ["step-00000001"]
+
+
+def test_a_write_to_a_part_of_a_sharded_tensor_is_found_by_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(copies.WATCH, "1")
+    model, optimizer = parts(0, buffers=False)
+    with pytest.raises(CheckpointError, match=r"model\.0\.weight was written to"), torch.no_grad():
+        with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging", timeout_s=60) as saver:
+            hold(saver).set()
+            next(model.parameters())[0, 0] = torch.nan
+            saver.save(model, optimizer, step=1, state={}, documents={})
+            copies.fence()  # unchanged: NaN is NaN
+            saver.save(model, optimizer, step=2, state={}, documents={})
+            local(next(model.parameters()).detach())[1, 1] += 1
+            copies.fence()
 
 
 def test_every_writer_of_saved_tensors_is_registered() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lmms_stream.errors import DataError
+from lmms_stream.errors import DataError, StorageError
 from lmms_stream.storage.local import LocalStorage
 from lmms_stream.train.report.run_log import KeptLog, part_name, restore_log
 from lmms_stream.train.report.train_log import (
+    DIGESTS_NAME,
     RecordFile,
     StepDigests,
     digest_of,
@@ -105,6 +108,32 @@ def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_chec
     assert add(tmp_path / "alone", 1, kept_at=None) == {}
     assert read_digests(tmp_path / "alone") == [0]
     assert read_digests(tmp_path / "none") == []
+    for folder, kept_at in ((tmp_path / "torn", None), (tmp_path / "torn_copy", storage.url)):
+        whole = (here / DIGESTS_NAME).read_bytes()
+        folder.mkdir()
+        (folder / DIGESTS_NAME).write_bytes(whole[:29])
+        storage.write(f"log/{DIGESTS_NAME}", whole[:29])
+        add(folder, 5, 7, kept_at=kept_at)
+        assert read_digests(folder) == [1, 2, 3, 0, 0, 7]  # not 5 bytes of a digest
+
+
+def test_a_digest_that_the_disk_takes_in_part_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / DIGESTS_NAME
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12, hard))  # the second digest has room for 4 bytes
+    try:
+        with closing(StepDigests(tmp_path, step=0)) as digests:
+            digests.write([1.0, 0, 0, 0])
+            with pytest.raises(StorageError, match="step_digests.bin"):
+                digests.write([2.0, 0, 0, 0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert file.stat().st_size == 12
+    with closing(StepDigests(tmp_path, step=1)) as digests:
+        digests.write([2.0, 0, 0, 0])
+    assert read_digests(tmp_path) == [1, 2]
 
 
 EVERYTHING = [*map(record, range(1, 5)), {"step": 4, "eval_loss": 0.25}, record(5), record(6)]

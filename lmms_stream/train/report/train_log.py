@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -173,23 +175,21 @@ class StepDigests:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+b", buffering=0)
             if kept_at is not None and self._file.seek(0, os.SEEK_END) < num_bytes:
-                self._restore(kept_at)
-            self._file.truncate(num_bytes)  # missing digests become 0
-
-    def _restore(self, kept_at: str) -> None:
-        try:
-            kept = open_storage(kept_at).read(_KEPT_NAME)
-        except ObjectMissingError:
-            return
-        self._file.truncate(0)
-        self._file.write(kept)
+                with suppress(ObjectMissingError):
+                    kept = open_storage(kept_at).read(_KEPT_NAME)
+                    self._file.truncate(0)
+                    self._file.write(kept)
+            num_whole = self._file.seek(0, os.SEEK_END) // DIGEST_BYTES
+            self._file.truncate(min(num_bytes, DIGEST_BYTES * num_whole))
+            self._file.truncate(num_bytes)  # missing digests become 0, and so does one that a full disk cut
 
     def write(self, words: Sequence[float]) -> None:
         """Add the digest of the next step. words: sums of digest_words over all ranks with different packs."""
         low, second, third, high = map(int, words)
         digest = low + (second << 16) + (third << 32) + (high << 48)
         with disk_errors(str(self._path), room=ROOM):
-            self._file.write(known_digest(digest).to_bytes(DIGEST_BYTES, "little"))
+            if self._file.write(known_digest(digest).to_bytes(DIGEST_BYTES, "little")) != DIGEST_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a short write is no error
 
     def close(self) -> None:
         self._file.close()

@@ -66,11 +66,18 @@ def has_streams() -> bool:
 
 
 class SavedTensor(NamedTuple):
-    """A saved tensor, and the number of writes to the tensor when its copy began."""
+    """A saved tensor, and the number of writes to the tensor when its copy began; without a GPU its values, too."""
 
     name: str
     tensor: torch.Tensor
     version: int
+    values: torch.Tensor | None
+
+    @property
+    def is_written(self) -> bool:
+        if self.tensor._version != self.version:
+            return True
+        return self.values is not None and not torch.equal(self.tensor.nan_to_num(), self.values.nan_to_num())
 
 
 class Stager:
@@ -99,7 +106,7 @@ class Stager:
         """Return the state with copies as tensors; on CUDA the copies are only begun."""
         self._check_writes()
         if self._watches:
-            self._watched = [*_watched(state_dict)]
+            self._watched = [*_watched(state_dict, keeps_values=self._stream is None)]
         if self._stream is None:
             return self._copy_all(state_dict)
         self._sources = state_dict
@@ -140,8 +147,7 @@ class Stager:
     def _check_writes(self) -> None:
         with self._checking:
             watched, self._watched = self._watched, []
-            changed = (each.name for each in watched if each.tensor._version != each.version)
-            self._written = self._written or next(changed, None)
+            self._written = self._written or next((each.name for each in watched if each.is_written), None)
         if self._written is not None:
             raise CheckpointError(
                 f"{self._written} was written to while it was copied for a checkpoint, and a writer waits for the "
@@ -207,17 +213,18 @@ def _replaced(leaf: Any, copies: dict[Place, torch.Tensor]) -> Any:
     return copies[_place(leaf)] if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
 
-def _watched(values: Any) -> Iterator[SavedTensor]:
+def _watched(values: Any, *, keeps_values: bool) -> Iterator[SavedTensor]:
     """Yield the saved tensors, and plain tensors inside: an operation may count at either.
 
     Versions are on the host: reading does not wait. Only writes raise versions: no casts, reshards or gathered copies.
-    Writes to tensor.to_local() are not counted.
+    Writes to tensor.detach().to_local() are not counted, but change the values.
     """
     for path, leaf in _leaves(values):
         if isinstance(leaf, torch.Tensor):
             name = ".".join(str(key).strip("[]'") for key in path)
-            for tensor in (leaf, *_plain(leaf)):
-                yield SavedTensor(name, tensor, tensor._version)
+            yield SavedTensor(name, leaf, leaf._version, None)
+            for tensor in _plain(leaf):
+                yield SavedTensor(name, tensor, tensor._version, tensor.clone() if keeps_values else None)
 
 
 def _leaves(values: Any) -> list[tuple[tuple[Any, ...], Any]]:
