@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import DataError, LmmsStreamError
 from ..mds.core import PackedDataset
+from ..mds.mixed import plans_of
 from ..plan.cursor import Cursor
 from ..plan.lane_cursor import LaneCursor
 from ..plan.lanes import UNMEASURED, LanePlanner
 from ..plan.left_out import LeftOut
-from ..plan.pack_plan import own_seeds
 from ..plan.planner import PREFETCH_PACKS, Planned, StepPlanner, Work, steps_ahead
 from ..plan.source_ranges import Weights
 from ..plan.windows import WindowedMixture
@@ -224,8 +224,8 @@ class PlanWorker(PackWorker):
 
     @cached_property
     def mixture(self) -> WindowedMixture:
-        plans = own_seeds({name: dataset.plan for name, dataset in self.datasets.items()})
-        return WindowedMixture(plans, weights=self.weights, max_epochs=self.max_epochs, balance=self.balance)
+        weights, max_epochs = self.weights, self.max_epochs
+        return WindowedMixture(plans_of(self.datasets), weights=weights, max_epochs=max_epochs, balance=self.balance)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "mixture"}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ConfigError, CursorError
-from ..plan.pack_plan import packed_tokens
+from ..plan.pack_plan import PackPlan, own_seeds, packed_tokens
 from ..plan.sample_order import StreamShare, samples_chosen
 from ..processors.base import processor_fingerprint
 from .core import PackedDataset
@@ -58,6 +58,11 @@ def mixed(datasets: Mapping[str, PackedDataset], *, weights: Mapping[str, float]
     if weights is not None:
         found.counts = _counts(found, weights)
     return found
+
+
+def plans_of(datasets: Mapping[str, PackedDataset]) -> dict[str, PackPlan]:
+    """Return the plans of a new run's sources, see own_seeds."""
+    return own_seeds({name: each.plan for name, each in datasets.items()})
 
 
 def warn_of_shared(datasets: Mapping[str, PackedDataset], *, rank: int = 0) -> None:

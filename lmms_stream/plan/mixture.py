@@ -68,8 +68,8 @@ class Mixture(TurnTaking):
         cursor.check_plans({name: plan.fingerprint for name, plan in self.plans.items()})
         if cursor.step and not any(at.place > (0, 0) for at in cursor.sources.values()):
             raise CursorError(
-                f"the saved cursor is at step {cursor.step}, and no pack of {', '.join(cursor.sources) or 'a source'} is "
-                "read: it is damaged; use another checkpoint"
+                f"the saved cursor is at step {cursor.step}, and no pack of {', '.join(cursor.sources) or 'a source'} "
+                "is read: it is damaged; use another checkpoint"
             )
         pack = TOKEN_UNIT * self.full_pack if self.shares == TOKENS else UNIT
         for name, at in cursor.sources.items() if cursor.sources.keys() <= self.plans.keys() else ():

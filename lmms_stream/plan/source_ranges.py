@@ -280,8 +280,8 @@ class SourceTurns:
     ) -> tuple[int, bool]:
         """Take the next `count` packs, up to the end of known epochs or up to a pack; return the number of packs taken.
 
-        quotas, ends, least: see take_turns. until: a range of length 1; also return whether this pack is taken by now.
-        steps: see take_epochs. ranges: list to add rows of SourceRanges to.
+        quotas, ends, least, steps: see take_epochs. until: a range of length 1; also return whether this pack is taken
+        by now. ranges: list to add rows of SourceRanges to.
         """
         wanted = self.names.index(until.source) if until is not None and until.source in self.names else None
         stop = np.array([-1, 0, 0])

@@ -130,8 +130,10 @@ class TurnTaking:
                 f"{at.epoch}: it is damaged; use another checkpoint"
             )
         for number, (epoch, packs) in enumerate(places):
-            plan = self.by_length.plan(name, at.changes[:number])
-            if epoch == at.epoch and packs > (num_packs := plan.num_packs(epoch)):  # former epochs are not counted again
+            if epoch < at.epoch:  # not counted again
+                continue
+            num_packs = self.by_length.plan(name, at.changes[:number]).num_packs(epoch)
+            if packs > num_packs:
                 raise CursorError(
                     f"the saved cursor is at pack {packs} of epoch {epoch} of {name!r}, which has {num_packs} packs: "
                     "use another checkpoint"

@@ -493,7 +493,7 @@ def test_a_cursor_that_does_not_fit_is_refused() -> None:
     with pytest.raises(CursorError, match=r"they differ in the lengths index .* and the shards .* and the order"):
         mixture.adopt(foreign)
     beyond = Cursor(sources={"a": SourceCursor(plan=PLANS["a"].fingerprint, packs=10**6)})
-    with pytest.raises(CursorError, match="is at pack 1000000 of epoch 0 of 'a', which has .* packs: use another"):
+    with pytest.raises(CursorError, match=r"is at pack 1000000 of epoch 0 of 'a', which has .* packs: use another"):
         mixture.adopt(beyond)
 
 
@@ -504,7 +504,7 @@ def test_each_number_of_a_state_is_refused_out_of_its_range(weights: dict[str, f
     mixture = WindowedMixture(plans, weights=weights, balance=4)
     cursor = mixture.skip(mixture.start(), 3, global_batch=3)
     at = cursor.sources["b"]
-    assert cursor.window is not None and at.changes
+    assert cursor.window is not None
     (change,) = at.changes
     longer = mixture.full_pack << 36 if weights else 1 << 40
     damaged = {

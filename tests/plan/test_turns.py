@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.plan.kernels import turns
-from lmms_stream.plan.kernels.turns import NEVER, Sizes, no_sizes, take_epochs, take_turns
+from lmms_stream.plan.kernels.turns import NEVER, Sizes, no_sizes, take_epochs
 from lmms_stream.plan.source_ranges import TOKEN_UNIT, UNIT, to_quotas
+from numpy.typing import NDArray
 
 from ..strategies import examples
 
@@ -45,6 +46,19 @@ def turns_one_by_one(
     return found
 
 
+Numbers = NDArray[np.int64]
+
+
+def take_turns(
+    count: int, left: Numbers, credits: Numbers, quotas: Numbers, ends: Numbers, unit: int, least: int, sizes: Sizes
+) -> tuple[int, list[int]]:
+    """Take up to `count` turns until a source ends, by the loops of take_epochs; return turns, and packs by source."""
+    state, taken = turns._begin(credits, quotas, ends, unit, least), np.zeros(len(left), np.int64)
+    turn, _ = turns._take(state, 0, count, left, credits, quotas, ends, unit, least, taken, sizes)
+    turns._end(state, credits, quotas)
+    return turn, taken.tolist()
+
+
 def token_turn(lacks: list[int], quotas: list[list[int]], ends: list[int], full: int) -> int:
     """The source of the next turn by tokens. ends: turns left in each phase."""
     in_full = [min(int(NEVER), end * full) for end in ends]
@@ -76,11 +90,10 @@ def test_turns_by_heaps_are_those_of_a_look_at_every_source(
     left, credits, quotas, ends = case
     least = UNIT // max(2, 2 * len(left) - 2)
     expected, lacks = turns_one_by_one(count, left, after := [*credits], quotas, ends, least), np.array(credits)
-    counts, taken = np.array(left), np.zeros(len(left), np.int64)
-    num = take_turns(count, counts, lacks, np.array(quotas), np.array(ends), UNIT, least, taken, no_sizes(len(left)))
-    assert num == len(expected)
-    assert taken.tolist() == np.bincount(expected, minlength=len(left)).tolist()
-    assert counts.tolist() == [a - b for a, b in zip(left, taken.tolist(), strict=True)]
+    counts = np.array(left)
+    found = take_turns(count, counts, lacks, np.array(quotas), np.array(ends), UNIT, least, no_sizes(len(left)))
+    assert found == (len(expected), np.bincount(expected, minlength=len(left)).tolist())
+    assert counts.tolist() == [a - b for a, b in zip(left, found[1], strict=True)]
     assert lacks.tolist() == after
 
 
@@ -139,12 +152,12 @@ def test_turns_by_tokens_are_those_of_a_look_at_every_source(
         after = [a + int(quota) * size for a, quota in zip(after, units[now], strict=True)]
         after[chosen] -= TOKEN_UNIT * size
         taken[chosen], turn = taken[chosen] + 1, turn + 1
-    found, counts, num_taken = np.array(lacks), np.array(left), np.zeros(len(left), np.int64)
+    found, counts = np.array(lacks), np.array(left)
     nothing = np.zeros(len(left), np.int64)
     sizes = Sizes(tokens, nothing, nothing + count + 1, np.zeros(len(left), np.bool_), full)
     in_full = np.array([min(int(NEVER), end * full) for end in ends])
-    num = take_turns(count, counts, found, np.stack(units), in_full, TOKEN_UNIT * full, 1, num_taken, sizes)
-    assert (num, num_taken.tolist(), found.tolist()) == (turn, taken, after)
+    num_taken = take_turns(count, counts, found, np.stack(units), in_full, TOKEN_UNIT * full, 1, sizes)
+    assert (*num_taken, found.tolist()) == (turn, taken, after)
 
 
 def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:

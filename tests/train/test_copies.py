@@ -289,15 +289,19 @@ def test_a_write_to_a_part_of_a_sharded_tensor_is_found_by_its_values(
 ) -> None:
     monkeypatch.setenv(copies.WATCH, "1")
     model, optimizer = parts(0, buffers=False)
-    with pytest.raises(CheckpointError, match=r"model\.0\.weight was written to"), torch.no_grad():
-        with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging", timeout_s=60) as saver:
-            hold(saver).set()
-            next(model.parameters())[0, 0] = torch.nan
-            saver.save(model, optimizer, step=1, state={}, documents={})
-            copies.fence()  # unchanged: NaN is NaN
-            saver.save(model, optimizer, step=2, state={}, documents={})
-            local(next(model.parameters()).detach())[1, 1] += 1
+    part = local(next(model.parameters()).detach())
+    part[0, 0] = torch.nan
+    with Checkpointer(str(tmp_path / "saved"), staging=tmp_path / "staging", timeout_s=60) as saver:
+        saver.save(model, optimizer, step=1, state={}, documents={})
+        copies.fence()  # unchanged: NaN is NaN
+        event = hold(saver)
+        saver.save(model, optimizer, step=2, state={}, documents={})
+        part[1, 1] += 1
+        with pytest.raises(CheckpointError, match=r"model\.0\.weight was written to"):
             copies.fence()
+        event.set()
+        saver.wait()
+        saver._stager.release()
 
 
 def test_every_writer_of_saved_tensors_is_registered() -> None:

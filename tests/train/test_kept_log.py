@@ -125,7 +125,7 @@ def test_a_digest_that_the_disk_takes_in_part_is_an_error(tmp_path: Path) -> Non
     try:
         with closing(StepDigests(tmp_path, step=0)) as digests:
             digests.write([1.0, 0, 0, 0])
-            with pytest.raises(StorageError, match="step_digests.bin"):
+            with pytest.raises(StorageError, match=DIGESTS_NAME):
                 digests.write([2.0, 0, 0, 0])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -103,7 +103,7 @@ def no_sizes(num_sources: int) -> Sizes:
 
 
 class _Turns(NamedTuple):
-    """State of sources that take turns; see take_turns.
+    """State of sources that take turns; see take_epochs.
 
     known: int64[k], the clock at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps,
     int64[k, 2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens,
@@ -145,7 +145,12 @@ def _take(
     taken: _Numbers,
     sizes: Sizes,
 ) -> tuple[int, int]:
-    """Take the turns from `turn` to `count`, or until a source ends. Return the next turn, and the number of givers."""
+    """Take the turns from `turn` to `count`, or until a source ends. Return the next turn, and the number of givers.
+
+    left: int64[k], packs left in each source, 1 or more. taken: int64[k], packs since the givers were counted. Each
+    turn goes to the source with the earliest deadline, among sources that lack at least `least` (see turn_taking.py).
+    For other arguments see take_epochs.
+    """
     known, deadlines, waiting, ready = turns.known, turns.deadlines, turns.waiting, turns.ready
     num_waiting, num_ready, phase, clock = turns.sizes[0], turns.sizes[1], turns.sizes[2], turns.sizes[3]
     counts_tokens, full = sizes.tokens.shape[1] > 0, sizes.full
@@ -205,32 +210,6 @@ def _end(turns: _Turns, credits: _Numbers, quotas: _Numbers) -> None:
 
 
 @compiled
-def take_turns(
-    count: int,
-    left: _Numbers,
-    credits: _Numbers,
-    quotas: _Numbers,
-    ends: _Numbers,
-    unit: int,
-    least: int,
-    taken: _Numbers,
-    sizes: Sizes,
-) -> int:
-    """Let k sources give up to `count` packs in turn, until a source has no packs left. Return the number of packs.
-
-    left: int64[k], packs left in each source, 1 or more. credits: int64[k], lack of each source in `unit`ths of a full
-    pack; their sum is 0. taken: int64[k]. All three arrays are changed. quotas: int64[phases, k], shares in each phase,
-    with sum `unit` / sizes.full. ends: int64[phases], the turn that ends each phase times sizes.full, NEVER for the
-    last phase. Each turn goes to the source with the earliest deadline, among sources that lack at least `least` (see
-    turn_taking.py). least: at most unit / k, to leave at least one source; 1 for turns by tokens. sizes: changed.
-    """
-    turns = _begin(credits, quotas, ends, unit, least)
-    turn, _ = _take(turns, 0, count, left, credits, quotas, ends, unit, least, taken, sizes)
-    _end(turns, credits, quotas)
-    return turn
-
-
-@compiled
 def _left(
     source: int,
     at: _Numbers,
@@ -282,16 +261,19 @@ def take_epochs(
     rows: _Numbers,
     sizes: Sizes,
 ) -> tuple[int, int, int]:
-    """Let k sources give `count` packs in turn, through the epochs with known pack counts. See also take_turns.
+    """Let k sources give `count` packs in turn, through the epochs with known pack counts.
 
     at, packs: int64[k], the current epoch of each source, and the consumed packs of this epoch; both are changed.
+    credits: int64[k], lack of each source in `unit`ths of a full pack, with sum 0; changed. quotas: int64[phases, k],
+    shares in each phase, with sum `unit` / sizes.full. ends: int64[phases], the turn that ends each phase times
+    sizes.full, NEVER for the last phase. least: at most unit / k, to leave a source; 1 for turns by tokens.
     counts: packs of the known epochs, source after source. first_counts: int64[k + 1], index in counts of each source's
     epoch 0 in `at`. until: source, epoch and number of the last pack to take; -1 for no limit. steps: packs to the end
     of the first step, and packs of a step. rows: int64[n, 4], written: taken ranges as source, epoch, first and stop,
     cut at each end of a step, and of an epoch of any source; nothing is written if n is 0. Returns the number of
     packs, the number of rows, and the source whose known epochs have ended, or -1. The loop ends at this source, at the
-    end of known tokens, and when the rows of another epoch might not fit. sizes: of a step's packs at least, to cut no
-    row at the end of known tokens.
+    end of known tokens, and when the rows of another epoch might not fit. sizes: changed; of a step's packs at least,
+    to cut no row at the end of known tokens.
     """
     num_sources = len(at)
     if num_sources == 1 and not len(rows) and until[0] < 0:

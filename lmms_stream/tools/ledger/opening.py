@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from ...errors import CheckpointError, ConfigError
 from ...mds.core import PackedDataset, core_of, opens_loader
-from ...mds.mixed import mixed, warn_of_shared
+from ...mds.mixed import mixed, plans_of, warn_of_shared
 from ...plan.cursor import SOURCE
 from ...plan.ledger import StepLookup
 from ...plan.left_out import LeftOut
-from ...plan.pack_plan import own_seeds
 from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
@@ -151,8 +150,7 @@ class PlannedRun:
 
     @property
     def mixture(self) -> WindowedMixture:
-        plans = own_seeds({name: each.plan for name, each in self.datasets.items()})
-        train = self.train
+        train, plans = self.train, plans_of(self.datasets)
         weights = None if train.mixing == "samples" else train.weights
         return WindowedMixture(plans, weights=weights, max_epochs=train.max_epochs, balance=train.balance)
 

@@ -252,10 +252,10 @@ def _world(options: argparse.Namespace) -> World:
 
 
 def _mixture(options: argparse.Namespace, datasets: Mapping[str, PackedDataset]) -> Mixture:
+    from ...mds.mixed import plans_of
     from ...plan.mixture import Mixture
-    from ...plan.pack_plan import own_seeds
 
-    plans = own_seeds({name: each.plan for name, each in datasets.items()})
+    plans = plans_of(datasets)
     if options.weights and len(options.weights) != len(plans):
         raise ConfigError(f"{len(options.weights)} weights for {len(plans)} datasets: give one for each")
     weights = dict(zip(plans, map(_share, options.weights), strict=True)) if options.weights else None

@@ -14,11 +14,12 @@ from ...checks import parse_bytes
 from ...errors import ConfigError
 from ...mds.core import HasCore, PackedDataset, core_of
 from ...mds.index import ShardInfo
+from ...mds.mixed import plans_of
 from ...mds.shard_list import ShardList
 from ...plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
 from ...plan.cursor import SOURCE
 from ...plan.order import OrderConfig
-from ...plan.pack_plan import PackPlan, own_seeds
+from ...plan.pack_plan import PackPlan
 from ...plan.source_ranges import Weights
 from ...plan.windows import DEAL, WindowedMixture
 from ...processors.base import PackFiller
@@ -86,7 +87,7 @@ class Sources:
                     "index with lmms-stream index"
                 )
         listed = {name: [stored.shards for stored in core.stored] for name, core in cores.items()}
-        plans = own_seeds({name: core.plan for name, core in cores.items()})
+        plans = plans_of(cores)
         num_bytes = sum(each.index_bytes for streams in listed.values() for each in streams)
         return Sources(
             plans=plans,
