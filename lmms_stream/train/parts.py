@@ -406,7 +406,7 @@ def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name:
         described={
             "weights": frozen.digest,
             "processor": processor_fingerprint(core.processor),
-            "lengths": core.length_index().content_hash,
+            "dataset": core.identity,
             "bf16": bool(trainer.config.bf16),
         },
         shape=(core.num_samples, trainer.task.num_answers),  # type: ignore[attr-defined]  # a PreferenceTask has it

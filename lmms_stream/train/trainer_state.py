@@ -62,6 +62,7 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
             trainer.callbacks.load(state["callbacks"])
         if choice != "auto":
             _tell_later_steps(trainer)
+        _warn_of_other_data(trainer)
     trainer.data.left_out.begin(trainer.counts)
     trainer.run_log.begin(trainer.step, url=trainer.saver.url)
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
@@ -91,6 +92,18 @@ def _tell_later_steps(trainer: TrainerParts) -> None:
             trainer.saver.url,
             ", ".join(map(str, later)),
         )
+
+
+def _warn_of_other_data(trainer: TrainerParts) -> None:
+    """Warn of datasets with the plan of the run and other samples: states hold no samples."""
+    history = trainer.counts.history if trainer.world.rank == 0 else []
+    for name, read in history[-1]["sources"].items() if history else ():
+        now = trainer.loader.identities.get(name)
+        if now is not None and read.get("identity", now) != now:
+            logger.warning(
+                "dataset %s has other samples of the same lengths than the run has read so far (identity %s, now %s): "
+                "restore it, or start over in another output_dir", name, read["identity"], now,
+            )  # fmt: skip
 
 
 def _unit_of_length(config: TrainConfig) -> tuple[str, str]:

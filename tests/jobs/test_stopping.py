@@ -20,6 +20,7 @@ from lmms_stream.train.run.distributed import STOPPED_STATUS
 
 from tests.conftest import last_words, run_command, write_tokens
 from tests.rounds import LONG, in_long_rounds
+from tests.train.answers import pairs, write_answers
 from tests.train.runs import write_run
 
 from ..processes import ROOT, Job
@@ -106,6 +107,37 @@ def test_all_ranks_leave_an_evaluation_in_which_one_of_them_is_told_to_stop(tmp_
     train(config, output, nproc=1)
     evaluated = [record["step"] for record in read_log(output) if "eval_loss" in record]
     assert evaluated == [2, 4]
+
+
+@in_long_rounds
+def test_a_run_that_is_stopped_in_any_long_phase_resumes_by_the_same_command(tmp_path: Path) -> None:
+    """Real torchrun, whose ranks begin anew: in turn while a run measures, proves, evaluates and exports."""
+    stops = {"measure": "before the first step", "prove": "before the first step", "evaluate": "step 2 is saved",
+             "export": "step-00000004 is saved, and the same command exports it"}  # fmt: skip
+
+    def run(name: str, phase: str = "none") -> tuple[int, str]:
+        if not (tmp_path / name).exists():
+            write_answers(tmp_path / name / "data", pairs(12))
+        torchrun = [sys.executable, "-m", "lmms_stream.train.torchrun", "--standalone", "--nproc-per-node", "2", "-m"]
+        job = [*torchrun, "tests.jobs.phases_job", str(tmp_path / name), str(tmp_path / name / "out"), phase]
+        with start(job) as process:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        return process.returncode, said
+
+    def losses(name: str) -> list[tuple[int, float]]:
+        records = read_log(tmp_path / name / "out")
+        return [(each["step"], each["eval_loss" if "eval_loss" in each else "loss"]) for each in records]
+
+    for phase, says in stops.items():
+        status, said = run("stopped", phase)
+        assert (status, says in said) == (STOPPED_STATUS, True), said
+        assert not (tmp_path / "stopped" / "out" / "export").exists()
+    for name in ("stopped", "whole"):
+        status, said = run(name)
+        assert status == 0, said
+        assert (tmp_path / name / "out" / "export" / "model.safetensors").exists()
+    assert [step for step, _ in losses("whole")] == [1, 2, 2, 3, 4, 4]
+    assert losses("stopped") == losses("whole")
 
 
 @in_long_rounds

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lmms_stream.config import load_config
@@ -13,7 +15,7 @@ from lmms_stream.train.checkpoint.saving import LOCK_NAME, STAGING_NAME, RunOwne
 from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
 
-from ..conftest import write_tokens
+from ..conftest import write_samples, write_tokens
 from ..rounds import in_long_rounds
 from .runs import trainer_of, write_small_run
 from .test_checkpoint import ours
@@ -135,6 +137,22 @@ def test_a_resume_names_its_step_and_a_run_that_has_ended_says_what_makes_it_lon
     assert "nothing to do" not in caplog.text
     assert trainer.train().training_loss == 0
     assert "nothing to do: the trainer is at step 1, where the run has ended" in caplog.text
+
+
+def test_a_resume_names_a_dataset_of_other_samples_with_the_same_lengths(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer_of(run).train()
+    lengths = np.load(next((run.parent / "data" / "_lmms" / "lengths").glob("*.npy")))
+    shutil.rmtree(run.parent / "data")
+    trained_on = [np.array([[length // 2, length]], np.int32) for length in lengths]
+    others = [np.full(length, 7, np.int32) for length in lengths]
+    write_samples(run.parent / "data", zip(others, trained_on, strict=True))
+    for steps, num_told in ((3, 1), (4, 0)):
+        caplog.clear()
+        trainer_of(run, f"train.max_steps={steps}").train()
+        told = [line for line in ours(caplog) if line.startswith("dataset data has other samples of the same lengths")]
+        assert len(told) == num_told
 
 
 def test_settings_that_changed_are_told_once_the_checkpoint_is_found_whole(

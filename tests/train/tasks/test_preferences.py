@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,19 @@ def test_a_measurement_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     made = np.load(path)
     assert made[4].tolist() == [-7, -8]
     assert np.delete(made, 4, axis=0).tolist() == np.delete(whole, 4, axis=0).tolist()
+
+
+def test_a_stored_reference_of_other_answers_of_the_same_lengths_is_measured(tmp_path: Path) -> None:
+    swapped = [row._replace(answers=row.answers[::-1]) for row in ROWS]
+    write_answers(tmp_path / "data", ROWS)
+    write_answers(tmp_path / "swapped", swapped)
+    for name in ("data", "swapped"):
+        data = dataset_of(tmp_path / name, most=1)
+        trainer_of(tmp_path, DPO(reference="stored"), train_dataset=data).build()
+        if name == "data":
+            shutil.copytree(tmp_path / "data" / "_lmms" / "reference", tmp_path / "swapped" / "_lmms" / "reference")
+    first, second = (np.load(path) for path in (tmp_path / "swapped" / "_lmms" / "reference").glob("*.npy"))
+    assert first == pytest.approx(second[:, ::-1], rel=1e-5)
 
 
 def test_a_stored_reference_is_kept_with_the_run_where_its_dataset_is_in_a_store(tmp_path: Path) -> None:
