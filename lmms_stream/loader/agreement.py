@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from ..errors import ConfigError, LmmsStreamError, WorkerError
+from ..errors import ConfigError, WorkerError
 from ..plan.cursor import differing_fields
 from ..types import World
 from ..version import VERSION
@@ -82,12 +82,18 @@ class Agreement:
             self._number = next(_NUMBERS)
         mine = _described(settings, world)
         key = f"{_KEY}/{self._number}/{self._num_states}"
-        with _group_store() as store:
+        try:
+            store = dist.distributed_c10d._get_default_store()
             rank, first = json.loads(store.compare_set(key, "", json.dumps([world.rank, mine])))
             _check_equal(first, mine, ranks=(rank, world.rank))
             num_here = store.add(f"{key}/here", 1) if self._num_states else 0
             if self._is_renewed:
                 _wait_for_all(store, f"{key}/here", num_here, world.world_size)
+        except RuntimeError as error:  # of the store
+            raise WorkerError(
+                f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the "
+                "first error of the other ranks"
+            ) from error
         self._is_done, self._is_renewed = True, False
 
     def begin(self, step: int) -> None:
@@ -111,20 +117,6 @@ class Agreement:
             store = dist.distributed_c10d._get_default_store()
             rank, first = json.loads(store.compare_set(key, "", json.dumps([rank, first])))
         _check_equal({_STEPS: first}, {_STEPS: began_at}, ranks=(rank, world.rank))
-
-
-@contextmanager
-def _group_store() -> Iterator[Any]:
-    """Yield the store of the process group; WorkerError if the store does not answer."""
-    try:
-        yield dist.distributed_c10d._get_default_store()
-    except LmmsStreamError:
-        raise
-    except RuntimeError as error:
-        raise WorkerError(
-            f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the first "
-            "error of the other ranks"
-        ) from error
 
 
 def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:

@@ -79,15 +79,11 @@ class PlanDelivery:
         """Take the position sent by a worker with the last batch of a step, when the batch is handed out or dropped."""
         assert isinstance(after, Cursor)
         self.cursor = after
-        self._count_ahead()
-
-    def _count_ahead(self) -> None:
-        """Count the packs of the next epochs of workers, in a thread."""
         for name, epoch in self.mixture.epochs_ahead(self.cursor):
             if (name, epoch) not in self._counted:
                 self._counted.add((name, epoch))
                 plan = self.mixture.plan_of(name, self.cursor.sources[name])
-                start_thread(partial(_count, plan, epoch), name="lmms-count")
+                start_thread(partial(_count, plan, epoch), name="lmms-count")  # of the next epochs of workers
 
     def end(self) -> None:
         """Accept the end of the workers, at the end of the packs."""

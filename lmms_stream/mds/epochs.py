@@ -235,7 +235,10 @@ def _shared_work(dataset: Any, world: EqualWorld, epoch: int, position: int, *, 
             work = _read_order(path)
             if work is None:
                 _remove_old(path)
-                _write_order(path, _all_work(dataset, world, epoch, position))
+                work = _all_work(dataset, world, epoch, position)
+                remove_leftovers(path)
+                with written_whole(path) as temporary, temporary.open("wb") as file:
+                    np.save(file, work)
                 work = _read_order(path)
                 assert work is not None
     return work
@@ -252,12 +255,6 @@ def _read_order(path: Path) -> NDArray[np.int64] | None:
         return None
     os.utime(path)  # marks the order as used
     return work
-
-
-def _write_order(path: Path, work: NDArray[np.int64]) -> None:
-    remove_leftovers(path)
-    with written_whole(path) as temporary, temporary.open("wb") as file:
-        np.save(file, work)
 
 
 def _remove_old(path: Path) -> None:

@@ -232,7 +232,7 @@ def _read(data: Mapping[str, Any]) -> dict[str, SourceCursor]:
             plan=_text(at["plan"]),
             epoch=checked_count(at["epoch"]),
             packs=checked_count(at["packs"]),
-            credit=_credit(at["credit"]),
+            credit=checked_count(at["credit"], 1 << 61, least=-1 << 61),
             changes=_read_changes(at.get("changes", ())),
         )
         for name, at in sources.items()
@@ -312,16 +312,9 @@ def explain_other_plan(name: str, saved: str, built: str) -> str:
     )
 
 
-def checked_count(value: Any, largest: int = MAX_COUNT) -> int:
+def checked_count(value: Any, largest: int = MAX_COUNT, *, least: int = 0) -> int:
     number = index(value)
-    if not 0 <= number <= largest:
-        raise ValueError(f"{number} is out of range")
-    return number
-
-
-def _credit(value: Any) -> int:
-    number = index(value)
-    if abs(number) > 1 << 61:
+    if not least <= number <= largest:
         raise ValueError(f"{number} is out of range")
     return number
 

@@ -176,7 +176,10 @@ class Lane:
         )
         after = replace(state, taken=0, num_overlong=state.num_overlong + window.num_overlong)
         if last:
-            after = self._begin_next_block(after)
+            epoch, block = divmod(state.block + 1, self._order.num_blocks(self._lane))
+            after = replace(
+                after, epoch=state.epoch + epoch, block=block, sample=0, piece=0, segment=0, carried=CarriedPacks()
+            )
         else:
             kept = packs.offsets[packs.num_closed]
             carried = CarriedPacks(
@@ -203,12 +206,6 @@ class Lane:
         limit = self._packing.packing_length
         lengths: NDArray[np.int64] = np.minimum(expected - pieces * limit, limit)
         return lengths
-
-    def _begin_next_block(self, state: LaneState) -> LaneState:
-        epoch, block = state.epoch, state.block + 1
-        if block == self._order.num_blocks(self._lane):
-            epoch, block = epoch + 1, 0
-        return replace(state, epoch=epoch, block=block, sample=0, piece=0, segment=0, carried=CarriedPacks())
 
     def _block_at(self, state: LaneState) -> MeasuredBlock:
         if self._order.epoch != state.epoch:

@@ -330,7 +330,9 @@ def last_step(mixture: Mixture, cursor: Cursor, source: str, *, global_batch: in
             return begin
         shares = [_share(weights, source, fill) for _, weights in mixture.schedule]
         share = min((each for each in shares if each), default=share)
-        others = sum(_most_packs(mixture, cursor, name) for name in mixture.max_epochs)
+        for name, most in mixture.max_epochs.items():  # epochs have about as many packs each; twice this number
+            at = cursor.sources[name]
+            others += 2 * mixture.plan_of(name, at).num_packs(at.epoch) * max(0, most - at.epoch)
     if not share:
         return begin
     num_packs = others + left / share + len(mixture.names)
@@ -347,9 +349,3 @@ def _share(weights: Mapping[str, float], source: str, fill: Mapping[str, float])
 
 def _fill(plan: PackPlan) -> float:
     return max(1, plan.num_tokens(0)) / max(1, plan.num_packs(0))
-
-
-def _most_packs(mixture: Mixture, cursor: Cursor, source: str) -> int:
-    """Return an upper bound of a source's remaining packs: epochs have about as many packs each; twice this number."""
-    at = cursor.sources[source]
-    return 2 * mixture.plan_of(source, at).num_packs(at.epoch) * max(0, mixture.max_epochs[source] - at.epoch)

@@ -120,10 +120,6 @@ class PackPlan:
         """Return the same plan with another packing config. keeps_counts: whether counts enter the cache."""
         return self._with(packing, self._given_kept_segments, keeps_counts=keeps_counts)
 
-    def of_seed(self, seed: int) -> PackPlan:
-        """Return the same plan with another seed of the order."""
-        return self._with(self.packing, self._given_kept_segments, order=dataclasses.replace(self.order, seed=seed))
-
     def _with(
         self,
         packing: PackingConfig,
@@ -451,7 +447,9 @@ def own_seeds(plans: Mapping[str, PackPlan]) -> dict[str, PackPlan]:
 
 def of_own_seed(plan: PackPlan, name: str) -> PackPlan:
     """Return the plan of a source with the source's own seed."""
-    return plan.of_seed(int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16))
+    seed = int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16)
+    order = dataclasses.replace(plan.order, seed=seed)
+    return plan._with(plan.packing, plan._given_kept_segments, order=order)
 
 
 def _only(epochs: Epochs) -> int:

@@ -291,19 +291,14 @@ class StepPlanner:
         entered: dict[int, list[SourceBlock]] = {}
         for at, _, block in self._blocks.entered([each.step for each in stretch], ranges):
             entered.setdefault(stretch[at].number, []).append(block)
-        if any(plan.short is not None for plan in self.mixture.plans.values()):
-            return {number: self._ends_of_epochs(blocks) for number, blocks in entered.items()}
+        short = {name for name, plan in self.mixture.plans.items() if plan.short is not None}
+        for number, blocks in entered.items() if short else ():
+            epochs: dict[str, list[int]] = {}
+            for source, epoch, _, _ in blocks:
+                epochs.setdefault(source, []).append(epoch)
+            ends = {source: {min(each), max(each)} for source, each in epochs.items()}
+            entered[number] = [each for each in blocks if each.source not in short or each.epoch in ends[each.source]]
         return entered
-
-    def _ends_of_epochs(self, blocks: Sequence[SourceBlock]) -> list[SourceBlock]:
-        epochs: dict[str, tuple[int, int]] = {}
-        for source, epoch, _, _ in blocks:
-            first, last = epochs.get(source, (epoch, epoch))
-            epochs[source] = min(first, epoch), max(last, epoch)
-        return [each for each in blocks if self._is_long(each.source) or each.epoch in epochs[each.source]]
-
-    def _is_long(self, source: str) -> bool:
-        return self.mixture.plans[source].short is None
 
 
 class EnteredBlocks:

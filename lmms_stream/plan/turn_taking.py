@@ -177,10 +177,12 @@ class TurnTaking:
         plans, numbers = self.by_length.at(sources)
         by_tokens = self.shares == TOKENS
         if len(names) == 1 and self.schedule is None and until is None:  # most runs: no turns to take
-            taken = self._take_alone(sources, names[0], count)
+            name, at = names[0], sources[names[0]]
+            taken = min(count, self._left_in_epoch(name, at))
+            sources[name] = SourceCursor(at.plan, at.epoch, at.packs + taken, 0, at.changes)
             if ranges is not None:
-                ranges.append(np.array([[numbers[taken.source], *taken[1:]]], np.int64))
-            return taken.stop - taken.first
+                ranges.append(np.array([[numbers[name], at.epoch, at.packs, at.packs + taken]], np.int64))
+            return taken
         turns = SourceTurns(
             sources,
             names,
@@ -216,13 +218,6 @@ class TurnTaking:
         is_complete = turns.write()
         self._kept = ((global_batch, count, [*sources], [*sources.values()]), turns) if is_complete else None
         return done
-
-    def _take_alone(self, sources: dict[str, SourceCursor], name: str, count: int) -> SourceRange:
-        """Take packs of the only source with packs left, up to the end of its epoch."""
-        at = sources[name]
-        stop = at.packs + min(count, self._left_in_epoch(name, at))
-        sources[name] = SourceCursor(at.plan, at.epoch, stop, 0, at.changes)
-        return SourceRange(name, at.epoch, at.packs, stop)
 
     def canonical_nodes(self, ranges: Sequence[SourceRange]) -> NDArray[np.int64]:
         """Return the canonical node of each pack of some ranges, as in `packs`, without making packs."""
@@ -350,16 +345,14 @@ class TurnTaking:
         key: _QuotasKey = names, ()
         if self.schedule is None:
             key = names, (epochs, tuple(sources[name].changes for name in names))
-        if self._quotas is None or self._quotas[0] != key:
-            self._quotas = key, self._new_quotas(sources, names, epochs)
-        return self._quotas[1]
-
-    def _new_quotas(
-        self, sources: Mapping[str, SourceCursor], names: tuple[str, ...], epochs: tuple[int, ...]
-    ) -> NDArray[np.int64]:
+        if self._quotas is not None and self._quotas[0] == key:
+            return self._quotas[1]
         if self.schedule is None:
             plans = [self.plan_of(name, sources[name]) for name in names]
-            return to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
-        weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
-        unit = TOKEN_UNIT if self.shares == TOKENS else UNIT
-        return np.stack([to_quotas(shares, unit) for shares in passed_on(weights)])
+            quotas = to_quotas([plan.packs_in_turn(epoch) for plan, epoch in zip(plans, epochs, strict=True)])[None]
+        else:
+            weights = [[Fraction(repr(float(each.get(name, 0)))) for name in names] for _, each in self.schedule]
+            unit = TOKEN_UNIT if self.shares == TOKENS else UNIT
+            quotas = np.stack([to_quotas(shares, unit) for shares in passed_on(weights)])
+        self._quotas = key, quotas
+        return quotas

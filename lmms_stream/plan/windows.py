@@ -89,7 +89,7 @@ class SortedPacks:
         self._made[made[by_place]] = self._by_work(packs, group, window)
 
     @cached_property
-    def _rows(self) -> NDArray[np.int64]:
+    def rows(self) -> NDArray[np.int64]:
         """The pack of each turn as a row of SourceRanges; of nodes that were not made, in turn."""
         rows, is_made = self.turns.singly().rows, self._made >= 0
         rows[is_made] = rows[self.made[self._made[is_made]]]
@@ -110,27 +110,23 @@ class SortedPacks:
         tower_class[by_tower] = rank * np.repeat(num_classes, counts) // np.repeat(counts, counts)
         return np.lexsort((work, tower_class, group))
 
-    def rows(self, turns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the packs of some turns as rows of SourceRanges; of nodes that were not made, in turn."""
-        return self._rows[turns]
-
     def take(self, turns: NDArray[np.int64]) -> PackRange:
         """Return the packs of some turns of nodes that were made."""
         return self.packs.take(self._made[turns])
 
     def places(self, source: str, num_turns: int) -> NDArray[np.int64]:
         """Return epoch and number of the packs of a source in the first turns: int64[n, 2]."""
-        return self._rows[:num_turns][self.is_of(source)[:num_turns], 1:3]
+        return self.rows[:num_turns][self.is_of(source)[:num_turns], 1:3]
 
     def is_of(self, source: str) -> NDArray[np.bool_]:
         """Return the turns with a pack of a source, bool[num_packs]."""
-        return np.isin(self._rows[:, 0], [number for number, name in enumerate(self.turns.names) if name == source])
+        return np.isin(self.rows[:, 0], [number for number, name in enumerate(self.turns.names) if name == source])
 
     def turns_of(self, source: str, pack: SourceRange | None) -> NDArray[np.int64]:
         """Return the turns with packs of a source, or with a pack, a range of length 1."""
         is_in_turn = self.is_of(source)
         if pack is not None:
-            is_in_turn &= (self._rows[:, 1:3] == pack[1:3]).all(axis=1)
+            is_in_turn &= (self.rows[:, 1:3] == pack[1:3]).all(axis=1)
         return np.flatnonzero(is_in_turn)
 
 
@@ -231,7 +227,7 @@ class WindowedMixture(Mixture):
         if window is None:
             return step
         num_packs = min(step.num_packs, window.num_left)
-        rows = self.window_packs(window).rows(window.num_done + np.arange(num_packs))
+        rows = self.window_packs(window).rows[window.num_done : window.num_done + num_packs]
         later = step.ranges.singly().rows[num_packs:]
         return replace(step, ranges=SourceRanges(self.by_length.names, np.concatenate([rows, later])))
 

@@ -95,10 +95,10 @@ class Loop:
         """Finish the run: last log, save and best model; return its output."""
         trainer = self.trainer
         self._trained_on.end()
-        if self._flow.logs_the_end:
+        if trainer.config.logging_steps != "no":
             self.log()
         self.read()
-        if self._flow.saves_the_end and self._saved != self._step:
+        if trainer.config.save_steps not in ("no", "best") and self._saved != self._step:
             self._save()
         best = trainer.best.checkpoint
         if trainer.config.best.load and best is not None and trainer.best.step != self._step:
@@ -219,7 +219,8 @@ class Loop:
         losses = trainer.training_step(batches, units)
         self._learning_rate = trainer.schedule.learning_rate
         of_groups = self._unreached.norms(media)
-        grad_norm = self._grad_norm()
+        with trainer.phases.doing("grad_norm"):
+            grad_norm = clip_gradients(trainer.model.parameters(), config.max_grad_norm or math.inf)
         reading = StepReading(grad_norm, losses, of_groups)
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
         self.read()  # the step before, while the device does this one
@@ -235,11 +236,6 @@ class Loop:
         self._alerts.end_step(batches, step=counts.step)
         self._batches = batches
         return agreed.votes.stop > 0
-
-    def _grad_norm(self) -> torch.Tensor:
-        trainer = self.trainer
-        with trainer.phases.doing("grad_norm"):
-            return clip_gradients(trainer.model.parameters(), trainer.config.max_grad_norm or math.inf)
 
     def _update(self, norm: torch.Tensor, reading: StepReading, *, is_trained_on: bool) -> None:
         """Update the parameters, except if a gradient is not finite or the step trains on nothing.
@@ -354,7 +350,7 @@ class Loop:
         trainer = self.trainer
         self._losses += record["loss"] * record["num_steps"]
         if trainer.config.log_sample_ids:
-            record["sample_ids"] = self._sample_ids()
+            record["sample_ids"] = self._gathered_ids(ids_on_host(self._batches))
         record |= self._alerts.of(record)
         if ALERTS in record and trainer.world.rank == 0:
             tell(record[ALERTS])
@@ -363,12 +359,11 @@ class Loop:
         trainer.log(record)
         trainer.callbacks.agree()
 
-    def _sample_ids(self) -> list[Any]:
-        """Return the sample ids of the latest global batch, with sources (or streams) if a run has several."""
-        return self._gathered_ids(ids_on_host(self._batches))
-
     def _gathered_ids(self, mine: Sequence[tuple[str, int]]) -> list[Any]:
-        """Return the sample ids of all ranks, sorted. mine: (source, sample id) of this rank."""
+        """Return the sample ids of all ranks, sorted, with sources (or streams) if a run has several.
+
+        mine: (source, sample id) of this rank.
+        """
         world, sources = self.trainer.world, self.trainer.loader.sources
         gathered = gather_objects(list(mine), world.world_size)
         ids = sorted(sample for samples in gathered[:: world.replication] for sample in samples)

@@ -380,17 +380,13 @@ def reference_of(trainer: TrainerParts) -> Reference | None:
     frozen = FrozenWeights(trainer.model, keeps=kind == "model", vote=trainer.phases.vote)
     if kind == "model":
         return frozen
-    datasets = {name: (name, each) for name, each in _training_datasets(trainer).items()}
+    dataset: Any = trainer.data.train_dataset
+    named = dict(dataset) if isinstance(dataset, Mapping) else {trainer.loader.sources[0]: dataset}
+    datasets = {name: (name, each) for name, each in named.items()}
     for name, each in trainer.data.evaluations.items():
         datasets[eval_source(name)] = (name, each)
     values = {source: _stored(trainer, frozen, each, name) for source, (name, each) in datasets.items()}
     return StoredReference(values, digest=frozen.digest)
-
-
-def _training_datasets(trainer: TrainerParts) -> dict[str, Packed]:
-    """Return the training datasets, by the names of their sources."""
-    dataset: Any = trainer.data.train_dataset
-    return dict(dataset) if isinstance(dataset, Mapping) else {trainer.loader.sources[0]: dataset}
 
 
 def _stored(trainer: TrainerParts, frozen: FrozenWeights, dataset: Packed, name: str) -> NDArray[np.float32]:

@@ -19,7 +19,6 @@ from .model.build import ModelConfig
 from .model.pretrained import unread_weights
 from .parts import Finish, TrainerParts
 from .run.distributed import cpu_group, from_rank_0
-from .run.settings import TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 
@@ -68,12 +67,16 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
     trainer.phases.step = trainer.step
     trainer.set_length()  # the global batch or skipped steps may have changed
+    config = trainer.config
+    unit, setting = "steps", "max_steps" if config.num_train_epochs is None else "num_train_epochs"
+    if config.max_tokens is not None:
+        unit, setting = "tokens", "max_tokens"
     if trainer.is_finished and trainer.world.rank == 0:
         logger.warning(
             "nothing to do: the %s step %d, where the run has ended (its length is %d %s): raise train.%s to "
             "train longer",
             "trainer is at" if state is None else "checkpoint is of",
-            trainer.step, trainer.schedule.length, *_unit_of_length(trainer.config),
+            trainer.step, trainer.schedule.length, unit, setting,
         )  # fmt: skip
     trainer.callbacks.given |= {
         "model": trainer.model.model,
@@ -104,13 +107,6 @@ def _warn_of_other_data(trainer: TrainerParts) -> None:
                 "dataset %s has other samples of the same lengths than the run has read so far (identity %s, now %s): "
                 "restore it, or start over in another output_dir", name, read["identity"], now,
             )  # fmt: skip
-
-
-def _unit_of_length(config: TrainConfig) -> tuple[str, str]:
-    """Return the unit of a run's length, and the setting of the length."""
-    if config.max_tokens is not None:
-        return "tokens", "max_tokens"
-    return "steps", "max_steps" if config.num_train_epochs is None else "num_train_epochs"
 
 
 def _begin_from(trainer: TrainerParts, state: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def amounts_of(ledger: StepLookup, step: int, *, left_out: LeftOut | None = None
     by_source: dict[str, list[SourceAmounts]] = {}
     for name, plan in mixed.items():
         lost = [(left_out or LeftOut()).of_kind(kind).of_source(name).at_step(step - 1) for kind in _LEFT_OUT]
-        entries = _skipped_entries(ledger, step, name)
+        entries = [pack for entry in _skipped_steps(ledger, step) for pack in entry.packs if pack.source == name]
         by_source[name] = _of_streams(plan, cursor.sources[name], windows.get(name), entries, lost=lost)
     of_streams = {label: by_source[name][stream] for label, (name, stream) in mixed_streams(ledger, step).items()}
     if not left_out:
@@ -338,11 +338,6 @@ def tokens_of_streams(plan: PackPlan) -> _Numbers:
     tokens = packed_tokens(plan.index, slice(None), packing=plan.packing)
     streams = plan.streams_of(np.arange(plan.num_samples))
     return np.bincount(streams, tokens, minlength=len(plan.streams.names)).astype(np.int64)
-
-
-def _skipped_entries(ledger: StepLookup, stop: int, source: str) -> list[PackEntry]:
-    """Return the packs of a source in skipped steps before `stop`."""
-    return [pack for entry in _skipped_steps(ledger, stop) for pack in entry.packs if pack.source == source]
 
 
 # The end of a run: stretches and skipped steps -> counts of steps. Pure.

@@ -291,8 +291,10 @@ class OpenedSources:
         key = repr((name, sorted(saved.items())))
         if "streams" in saved:
             return self._mixed_plan(name, saved, key, followed=followed)
+        fields = followed.split("-")
+        shards = fields[2] if len(fields) == len(FINGERPRINT_FIELDS) else ""  # "": of another release
         stored = self.stored[name] = self._as_it_was(
-            name, self.url(name, saved), num_parts=saved.get("num_parts"), shards=_shards_of(followed)
+            name, self.url(name, saved), num_parts=saved.get("num_parts"), shards=shards
         )
         if key not in self._plans:
             counts = PackCountsFolder(stored.cache.folder / "_lmms" / "counts")
@@ -346,7 +348,7 @@ class OpenedSources:
         now = self._opened[url]
         first = [num_parts] if num_parts is not None and num_parts <= now.num_parts else []
         cut = (now.as_of(number) for number in (*first, *reversed(range(now.num_parts + 1))))
-        found = next((each for each in cut if _digest(each) == shards), now)
+        found = next((each for each in cut if short_digest(each.shards.samples.tobytes()) == shards), now)
         if found.num_samples < now.num_samples:
             self.num_added[name] = now.num_samples - found.num_samples
         self._stored[url, shards] = found
@@ -358,16 +360,6 @@ def _streams(source: str, stored: StoredDataset | PackedDataset) -> dict[str, St
     if isinstance(stored, PackedDataset):
         return dict(zip(stored.names, stored.stored, strict=True))
     return {source: stored}
-
-
-def _shards_of(followed: str) -> str:
-    """Digest of the shards in a plan's fingerprint; "" for a fingerprint of another release."""
-    fields = followed.split("-")
-    return fields[2] if len(fields) == len(FINGERPRINT_FIELDS) else ""
-
-
-def _digest(stored: StoredDataset) -> str:
-    return short_digest(stored.shards.samples.tobytes())
 
 
 def _check_same(

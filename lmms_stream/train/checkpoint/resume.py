@@ -109,23 +109,18 @@ def configs_of(found: Resumable, group: dist.ProcessGroup) -> dict[str, bytes]:
     """
 
     def read() -> dict[str, bytes]:
+        files, folder = found.checkpoint.files, folder_name(found.checkpoint.step)
+        if f"{MODEL_FOLDER}/{ADAPTER_NAME}" in files:
+            return {}
+        keys = {name: f"{MODEL_FOLDER}/{name}" for name in CONFIGS if f"{MODEL_FOLDER}/{name}" in files}
         try:
-            return _read_configs(found)
+            configs = {name: found.target.storage.read(f"{folder}/{key}") for name, key in keys.items()}
         except (LmmsStreamError, OSError):
             return {}
+        is_whole = all(files[key].xxh3 == xxhash.xxh3_64(configs[name]).hexdigest() for name, key in keys.items())
+        return configs if is_whole else {}
 
     return on_rank_0(read, group)
-
-
-def _read_configs(found: Resumable) -> dict[str, bytes]:
-    files = found.checkpoint.files
-    if f"{MODEL_FOLDER}/{ADAPTER_NAME}" in files:
-        return {}
-    keys = {name: f"{MODEL_FOLDER}/{name}" for name in CONFIGS if f"{MODEL_FOLDER}/{name}" in files}
-    folder, storage = folder_name(found.checkpoint.step), found.target.storage
-    configs = {name: storage.read(f"{folder}/{key}") for name, key in keys.items()}
-    is_whole = all(files[key].xxh3 == xxhash.xxh3_64(configs[name]).hexdigest() for name, key in keys.items())
-    return configs if is_whole else {}
 
 
 # Results and errors of rank 0, or of all ranks, on all ranks.

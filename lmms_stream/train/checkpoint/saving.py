@@ -137,6 +137,8 @@ class RunSaver:
             average=average,
         )
         self._checkpointer.check_owner = lambda: owner.check()
+        self.steps, self.probe = self._checkpointer.steps, self._checkpointer.probe
+        self.wait, self.find = self._checkpointer.wait, self._checkpointer.find
         self._fingerprint = fingerprint_of(model, args)
         self._latest: str | None = None  # the last saved or resumed checkpoint
         self._documents: Mapping[str, bytes] = {}
@@ -165,17 +167,9 @@ class RunSaver:
         )
         self._latest = self.where(step)
 
-    def steps(self) -> list[int]:
-        """See Checkpointer.steps."""
-        return self._checkpointer.steps()
-
     def where(self, step: int) -> str:
         """Return the path or URL of a step's checkpoint."""
         return f"{self.url}/{folder_name(step)}"
-
-    def probe(self) -> None:
-        """See Checkpointer.probe."""
-        self._checkpointer.probe()
 
     @property
     def latest(self) -> str | None:
@@ -191,14 +185,6 @@ class RunSaver:
         """Raise CheckpointError: the save in flight has failed on a rank."""
         self._checkpointer.wait()
         raise CheckpointError("the latest checkpoint was not saved: see the error of another rank")
-
-    def wait(self) -> None:
-        """Wait for the save in flight; CheckpointError if the save failed."""
-        self._checkpointer.wait()
-
-    def find(self, choice: str) -> Resumable | None:
-        """See find_checkpoint."""
-        return self._checkpointer.find(choice)
 
     def resume(self, found: Resumable, load_state: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
         """Load model and optimizer from a checkpoint; return the saved `state` with "step".

@@ -84,15 +84,6 @@ class Flow:
         if self._config.save_steps == "best" or self._config.best.load:
             control.should_save = True
 
-    @property
-    def saves_the_end(self) -> bool:
-        """Whether the last step of a run ended by a callback is saved."""
-        return self._config.save_steps not in ("no", "best")
-
-    @property
-    def logs_the_end(self) -> bool:
-        return self._config.logging_steps != "no"
-
 
 @dataclass(slots=True)
 class Best:
