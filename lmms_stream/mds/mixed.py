@@ -46,7 +46,12 @@ def mixed(datasets: Mapping[str, PackedDataset], *, weights: Mapping[str, float]
     for name, core in datasets.items():
         if len(core.stored) > 1:
             raise ConfigError(f"dataset {name!r} has {len(core.stored)} streams: name each stream as a dataset")
-        _check_alike(names[0], cores[0], name, core)
+        first, own = _settings(cores[0]), _settings(core)
+        if key := next((key for key, value in first.items() if own[key] != value), None):
+            raise ConfigError(
+                f"mixing: samples packs the samples of all datasets together, and {key} is {first[key]!r} for "
+                f"{names[0]!r} and {own[key]!r} for {name!r}: set one value, or take mixing: packs"
+            )
     found = copy.copy(cores[0])
     found.__dict__ = {key: value for key, value in cores[0].__getstate__().items() if key != "mode"}
     found.stored, found.names = [each.one for each in cores], tuple(names)
@@ -117,17 +122,6 @@ def _counts(dataset: PackedDataset, weights: Mapping[str, float]) -> tuple[int, 
             raise ConfigError(f"dataset {name!r} has no packs: all its samples are dropped; raise packing_length")
         shares.append(StreamShare(proportion=weight * stored.num_samples / num_tokens if weight else 0))
     return tuple(samples_chosen([stored.num_samples for stored in dataset.stored], shares))
-
-
-def _check_alike(first: str, one: PackedDataset, name: str, other: PackedDataset) -> None:
-    """Raise ConfigError for two datasets that differ in a setting of samples or packs, with the setting's name."""
-    differing = [key for key, value in _settings(one).items() if _settings(other)[key] != value]
-    if differing:
-        key = differing[0]
-        raise ConfigError(
-            f"mixing: samples packs the samples of all datasets together, and {key} is {_settings(one)[key]!r} for "
-            f"{first!r} and {_settings(other)[key]!r} for {name!r}: set one value, or take mixing: packs"
-        )
 
 
 def _settings(dataset: PackedDataset) -> dict[str, Any]:

@@ -179,10 +179,6 @@ class LaneState:
     num_overlong: int = 0
     carried: CarriedPacks = CarriedPacks()
 
-    @property
-    def begins_epoch(self) -> bool:
-        return self.block == self.sample == self.piece == self.taken == 0
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain ints and lists of ints, for JSON, without patches for text only; see from_dict."""
         numbers = {key: getattr(self, name) for name, key in _KEYS.items()}

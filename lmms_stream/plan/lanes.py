@@ -136,7 +136,8 @@ class Lane:
                     f"the saved lane state has taken {state.taken} packs of a window with {window.num_packs} packs: "
                     "measured lengths have changed; restore the dataset and its processor"
                 )
-        first_whole_epoch = state.epoch if state.begins_epoch else state.epoch + 1
+        begins_epoch = state.block == state.sample == state.piece == state.taken == 0
+        first_whole_epoch = state.epoch if begins_epoch else state.epoch + 1
         while not window.num_packs:
             state = window.after
             if state.epoch > first_whole_epoch:

@@ -301,22 +301,17 @@ class WindowedMixture(Mixture):
 
         A window reads its packs in any order: where it begins, workers also read the window before it.
         """
-        num_packs += 2 * self._packs_in_window(source, global_batch=global_batch)
-        plan = self.plans[source]
+        steps, plan = self.window_steps(global_batch), self.plans[source]
+        if steps:
+            shares: list[Mapping[str, float]] = [{name: plan.num_packs(0) for name, plan in self.plans.items()}]
+            if self.schedule is not None:
+                shares = [weights for _, weights in self.schedule]
+            if self.shares == TOKENS:
+                fill = {name: max(1, plan.num_tokens(0)) / plan.num_packs(0) for name, plan in self.plans.items()}
+                shares = [{name: share / fill[name] for name, share in each.items()} for each in shares]
+            share = max(each.get(source, 0) / sum(each.values()) for each in shares)
+            num_packs += 2 * math.ceil(steps * global_batch * share)  # about the most of a window
         return num_packs * plan.epoch_size // plan.num_packs(epoch)
-
-    def _packs_in_window(self, source: str, *, global_batch: int) -> int:
-        """Return about the maximum packs of a source in a window; 0 without windows."""
-        steps = self.window_steps(global_batch)
-        if not steps:
-            return 0
-        shares: list[Mapping[str, float]] = [{name: plan.num_packs(0) for name, plan in self.plans.items()}]
-        if self.schedule is not None:
-            shares = [weights for _, weights in self.schedule]
-        if self.shares == TOKENS:
-            fill = {name: max(1, plan.num_tokens(0)) / plan.num_packs(0) for name, plan in self.plans.items()}
-            shares = [{name: share / fill[name] for name, share in each.items()} for each in shares]
-        return math.ceil(steps * global_batch * max(each.get(source, 0) / sum(each.values()) for each in shares))
 
     def reach(self, cursor: Cursor) -> Mapping[str, SourceCursor]:
         sources = dict(cursor.sources)

@@ -387,7 +387,8 @@ class Loop:
         if trainer.best.take(metrics, step=self._step):
             if self._saved == self._step:
                 trainer.best.checkpoint = trainer.saver.latest
-            self._flow.new_best(trainer.callbacks.control)
+            if trainer.config.save_steps == "best" or trainer.config.best.load:  # they need its checkpoint
+                trainer.callbacks.control.should_save = True
         trainer.callbacks.agree()
 
     def _save(self, *, tells: bool = True) -> None:

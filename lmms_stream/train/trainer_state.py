@@ -59,8 +59,12 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
             trainer.best.load(state["best"])
         if "callbacks" in state:
             trainer.callbacks.load(state["callbacks"])
-        if choice != "auto":
-            _tell_later_steps(trainer)
+        later = [step for step in trainer.saver.steps() if step > trainer.step] if choice != "auto" else []
+        if later and trainer.world.rank == 0:
+            logger.warning(
+                "%s has checkpoints of later steps (%s), and train.resume auto takes the latest: move them elsewhere",
+                trainer.saver.url, ", ".join(map(str, later)),
+            )  # fmt: skip
         _warn_of_other_data(trainer)
     trainer.data.left_out.begin(trainer.counts)
     trainer.run_log.begin(trainer.step, url=trainer.saver.url)
@@ -84,17 +88,6 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
         "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
-
-
-def _tell_later_steps(trainer: TrainerParts) -> None:
-    """Warn if the checkpoint folder of a run resumed from a named checkpoint has later steps."""
-    later = [step for step in trainer.saver.steps() if step > trainer.step]
-    if later and trainer.world.rank == 0:
-        logger.warning(
-            "%s has checkpoints of later steps (%s), and train.resume auto takes the latest: move them elsewhere",
-            trainer.saver.url,
-            ", ".join(map(str, later)),
-        )
 
 
 def _warn_of_other_data(trainer: TrainerParts) -> None:

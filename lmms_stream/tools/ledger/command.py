@@ -100,7 +100,7 @@ def _ledger(options: argparse.Namespace) -> int:
     if len(urls) < len(options.url):
         raise ConfigError(f"--url {' '.join(options.url)}: expected SOURCE=URL")
     history = open_history(options.checkpoint, world=_world(options), overrides=options.overrides)
-    if history.is_in_lanes:
+    if "lanes" in history.state.get("cursor", {}):
         return _logged(options, history)
     ledger = Ledger(history, urls=urls)
     if others := sorted({*urls} - {*ledger.urls}):

@@ -152,14 +152,11 @@ def print_logged(ledger: LoggedLedger, *, step: int | None, samples: Sequence[in
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         lines = [f"{name}: {shown}"]
         if isinstance(value, dict):
-            lines = [f"sample {id}: {_logged_steps(steps)}" for id, steps in value.items()]
+            found = {id: f"steps {', '.join(map(str, steps))}" for id, steps in value.items() if steps}
+            lines = [f"sample {id}: {found.get(id, 'in no step of the log')}" for id in value]
         for line in lines:
             console.print(Text(line), soft_wrap=True)
     console.print(Text(f"note: {CANNOT}", style="yellow"), soft_wrap=True)
-
-
-def _logged_steps(steps: Sequence[int]) -> str:
-    return f"steps {', '.join(map(str, steps))}" if steps else "in no step of the log"
 
 
 def _print_sample(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry]) -> None:
@@ -185,11 +182,6 @@ def _print_sample(ledger: Ledger, sample: Sample, entries: Sequence[PieceEntry])
         console.print(Text(visible(line), style="yellow"), soft_wrap=True)
     if all(entry.step is None for entry in entries):
         console.print(Text(ledger.why_nowhere(*sample), style="yellow"))
-
-
-def _renamed(ledger: Ledger, sample: Sample, url: str) -> list[int]:
-    source, sample_id = sample
-    return ledger.origins.renamed(source, [sample_id], url=url)[0]
 
 
 def _retraining_line(ledger: Ledger, first: Retraining | None, samples: Sequence[Sample]) -> str:
@@ -218,17 +210,16 @@ def _print_notes(ledger: Ledger) -> None:
 
 
 def _shown(ledger: Ledger, pack: PackEntry, rows: Sequence[SourceRow] | None) -> str:
-    """First samples of a pack, each with its stream, if the source has several, and with its source row if known."""
+    """First samples of a pack, each with its stream, if the source has several, and with its source row if known.
+
+    A row has the name of its file; its path is in --json, and where --sample tells of the sample.
+    """
     names = [ledger.named(pack.source, each) for each in pack.sample_ids.tolist()]
     ids = [str(number) if name == pack.source else f"{name}:{number}" for name, number in names]
     more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
-    shown = iter(ids) if rows is None else (f"{id} ({_short(row)})" for id, row in zip(ids, rows, strict=True))
-    return f"{', '.join(list(shown)[:SHOWN_IDS])}{more}"
-
-
-def _short(row: SourceRow) -> str:
-    """A row by the name of its file; its path is in --json, and where --sample tells of the sample."""
-    return str(row).rsplit("/", 1)[-1]
+    if rows is not None:
+        ids = [f"{id} ({str(row).rpartition('/')[2]})" for id, row in zip(ids, rows, strict=True)]
+    return f"{', '.join(ids[:SHOWN_IDS])}{more}"
 
 
 def _ranks(ledger: Ledger, step: int, group: int) -> str:

@@ -70,10 +70,6 @@ class RunHistory:
         """Return whether the steps are computed from a config, without a record of training."""
         return self.checkpoints is None
 
-    @property
-    def is_in_lanes(self) -> bool:
-        return "lanes" in self.state.get("cursor", {})
-
 
 def open_history(run: str, *, world: World | None = None, overrides: Sequence[str] = ()) -> RunHistory:
     """History of a run, see Ledger. world, overrides: only for a config.

@@ -20,7 +20,7 @@ class Origins:
     """Source rows of the samples of stored datasets. stored: datasets by name of the source."""
 
     def __init__(self, stored: Mapping[str, StoredDataset | PackedDataset]):
-        self._stored = stored
+        self.stored = stored
         self._provenance: dict[str, Provenance | None] = {}
 
     def of(self, source: str, sample_ids: Sequence[int]) -> list[SourceRow] | None:
@@ -29,7 +29,7 @@ class Origins:
         For a remote dataset, rows of up to FEW_SAMPLES samples are read one by one; for more samples the full array is
         downloaded (8 bytes per sample, at most MAX_FETCHED_BYTES).
         """
-        stored = self._stored[source]
+        stored = self.stored[source]
         if isinstance(stored, PackedDataset):
             rows = [stored.origin_of(each) for each in sample_ids]
             return None if None in rows else rows  # type: ignore[return-value]
@@ -45,27 +45,21 @@ class Origins:
     @property
     def named(self) -> dict[str, NamedSamples]:
         """Datasets by name of the source, with the interface for drop lists."""
-        return {source: NamedSamples(self, source) for source in self._stored}
+        return {source: NamedSamples(self, source) for source in self.stored}
 
     @property
     def are_known(self) -> bool:
         """Whether any dataset has source rows."""
-        return any(isinstance(each, PackedDataset) or self.provenance(name) for name, each in self._stored.items())
-
-    def num_samples(self, source: str) -> int:
-        return self._stored[source].num_samples
-
-    def identity(self, source: str) -> str:
-        return self._stored[source].identity
+        return any(isinstance(each, PackedDataset) or self.provenance(name) for name, each in self.stored.items())
 
     def sample_named(self, source: str, stream: str, number: int) -> int | None:
         """Return the id of a sample of a source's stream; None for another name."""
-        stored = self._stored[source]
+        stored = self.stored[source]
         return stored.sample_named(stream, number) if isinstance(stored, PackedDataset) else None
 
     def sample_ids(self, source: str, file: str, row: int) -> list[int]:
         """Return the ids of samples made from a row, see samples_of_row; ConfigError without a record of the file."""
-        stored = self._stored[source]
+        stored = self.stored[source]
         if isinstance(stored, PackedDataset):
             return stored.samples_of(file, row)
         provenance = self.provenance(source)
@@ -84,10 +78,10 @@ class Origins:
             raise ConfigError(f"{file}:{row}: rows are counted from 1")
         found: list[tuple[str, int]] = []
         reasons: list[str] = []
-        for source in self._stored:
+        for source in self.stored:
             try:
                 ids = self.sample_ids(source, file, row)
-                there = [(source, sample_id) for sample_id in ids if sample_id < self._stored[source].num_samples]
+                there = [(source, sample_id) for sample_id in ids if sample_id < self.stored[source].num_samples]
                 found += there
                 if ids and not there:
                     reasons.append(f"{source} has grown since, by a part that has it")
@@ -101,7 +95,7 @@ class Origins:
     def provenance(self, source: str) -> Provenance | None:
         """Provenance of a source's dataset; None for a dataset without source rows. ConfigError for several streams."""
         if source not in self._provenance:
-            stored = self._stored[source]
+            stored = self.stored[source]
             if isinstance(stored, PackedDataset):
                 stored = stored.one
             self._provenance[source] = Provenance.of(stored.storage, stored.cache.folder)
@@ -115,7 +109,7 @@ class Origins:
         """
         ours, theirs = self.provenance(source), Provenance.of(open_storage(url))
         if ours is None or theirs is None:
-            lacking = self._stored[source].url if ours is None else url
+            lacking = self.stored[source].url if ours is None else url
             raise ConfigError(
                 f"{lacking} has no record of the sources of its samples, so ids of {source} do not map to ids at "
                 f"{url}: convert it again with this release"
@@ -132,11 +126,11 @@ class NamedSamples:
 
     @property
     def num_samples(self) -> int:
-        return self.origins.num_samples(self.source)
+        return self.origins.stored[self.source].num_samples
 
     @property
     def identity(self) -> str:
-        return self.origins.identity(self.source)
+        return self.origins.stored[self.source].identity
 
     def sample_named(self, stream: str, number: int) -> int | None:
         """See HasSamples."""

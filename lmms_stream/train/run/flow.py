@@ -79,11 +79,6 @@ class Flow:
         control.should_log |= self._config.logging_steps != "no"
         control.should_evaluate = False
 
-    def new_best(self, control: Control) -> None:
-        """Save after the best evaluation so far, if the settings need its checkpoint."""
-        if self._config.save_steps == "best" or self._config.best.load:
-            control.should_save = True
-
 
 @dataclass(slots=True)
 class Best:
