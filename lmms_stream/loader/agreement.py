@@ -83,7 +83,7 @@ class Agreement:
         mine = _described(settings, world)
         key = f"{_KEY}/{self._number}/{self._num_states}"
         try:
-            store = dist.distributed_c10d._get_default_store()
+            store: Any = dist.distributed_c10d._get_default_store()
             rank, first = json.loads(store.compare_set(key, "", json.dumps([world.rank, mine])))
             _check_equal(first, mine, ranks=(rank, world.rank))
             num_here = store.add(f"{key}/here", 1) if self._num_states else 0

@@ -177,9 +177,9 @@ class Lane:
         )
         after = replace(state, taken=0, num_overlong=state.num_overlong + window.num_overlong)
         if last:
-            epoch, block = divmod(state.block + 1, self._order.num_blocks(self._lane))
+            further, number = divmod(state.block + 1, self._order.num_blocks(self._lane))
             after = replace(
-                after, epoch=state.epoch + epoch, block=block, sample=0, piece=0, segment=0, carried=CarriedPacks()
+                after, epoch=state.epoch + further, block=number, sample=0, piece=0, segment=0, carried=CarriedPacks()
             )
         else:
             kept = packs.offsets[packs.num_closed]

@@ -516,8 +516,8 @@ def test_each_number_of_a_state_is_refused_out_of_its_range(weights: dict[str, f
         "has credit -[0-9]+ of 'b', more than any turns give": at._replace(credit=-3 * longer - 1),
     }
     for message, value in damaged.items():
-        outside = replace(cursor, window=None, sources=cursor.sources | {"b": value})
-        inside = cursor.window._replace(sources=cursor.window.sources | {"b": value})
+        outside = replace(cursor, window=None, sources={**cursor.sources, "b": value})
+        inside = cursor.window._replace(sources={**cursor.window.sources, "b": value})
         for each in (outside, replace(cursor, window=inside)) if "credit" not in message else (outside,):
             with pytest.raises(CursorError, match=message):
                 mixture.adopt(each)
