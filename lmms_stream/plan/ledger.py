@@ -337,7 +337,8 @@ def last_step(mixture: Mixture, cursor: Cursor, source: str, *, global_batch: in
         return begin
     num_packs = others + left / share + len(mixture.names)
     if mixture.shares == TOKENS:  # packs of other epochs may be fuller, and a full pack is lacking at most
-        num_packs += left / share + sum(mixture.full_pack / each for each in fill.values())
+        longest = max(plan.longest_pack for plan in mixture.plans.values())
+        num_packs += left / share + sum(longest / each for each in fill.values())
     return begin - int(-num_packs // global_batch) + 1
 
 

@@ -71,7 +71,9 @@ class Mixture(TurnTaking):
                 f"the saved cursor is at step {cursor.step}, and no pack of {', '.join(cursor.sources) or 'a source'} "
                 "is read: it is damaged; use another checkpoint"
             )
-        pack = TOKEN_UNIT * self.full_pack if self.shares == TOKENS else UNIT
+        lengths = [plan.longest_pack for plan in self.plans.values()]
+        lengths += [change.length for at in cursor.sources.values() for change in at.changes]
+        pack = TOKEN_UNIT * max(lengths) if self.shares == TOKENS else UNIT
         for name, at in cursor.sources.items() if cursor.sources.keys() <= self.plans.keys() else ():
             if abs(at.credit) > pack * (len(cursor.sources) + 1):  # a pack, and parts of packs of ended sources
                 raise CursorError(

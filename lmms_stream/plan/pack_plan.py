@@ -304,10 +304,15 @@ class PackPlan:
         return totals.astype(np.int64)
 
     @cached_property
-    def longest_pack(self) -> int:
-        """Maximum tokens of a pack: packing_length, or the longest sample that is kept whole."""
+    def full_pack(self) -> int:
+        """Maximum tokens of a pack, until packing_length changes: packing_length, or the longest sample kept whole."""
         longest = int(self.lengths.max(initial=0)) if self.packing.overlong == "keep" else 0
-        return max(longest, *self.packing.lengths)
+        return max(longest, self.packing.packing_length)
+
+    @property
+    def longest_pack(self) -> int:
+        """Maximum tokens of a pack of any packing_length."""
+        return max(self.full_pack, *self.packing.lengths)
 
     def packs(self, epoch: int, first: int, stop: int) -> PackRange:
         """Return packs [first, stop) of an epoch; PackingError if the epoch has fewer packs."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,11 +112,6 @@ class TurnTaking:
         """Share tokens by weights, packs by those of the epochs, or (old cursors) packs; see Cursor."""
         self.shares, self._quotas, self._kept = shares, None, None
 
-    @cached_property
-    def full_pack(self) -> int:
-        """Maximum tokens of a pack of any source."""
-        return max(plan.longest_pack for plan in self.plans.values())
-
     def plan_of(self, name: str, at: SourceCursor) -> PackPlan:
         """Return the plan of a source at a cursor, with the changes of packing_length so far."""
         return self.by_length.plan(name, at.changes)
@@ -164,8 +159,9 @@ class TurnTaking:
         """Take `count` packs from a step on, or up to the end (without weights: of the epoch), without other events.
 
         Move `sources` behind these packs, add rows for them to `ranges`, in each step by source, and return their
-        number. The order of `sources` decides between equal turns. begun: packs taken before, since the beginning of
-        the step. until: the last pack to take, a range of length 1.
+        number. The order of `sources` decides between equal turns, and only the packing_length at the positions says
+        how long packs are: later ones may change at a resume. begun: packs taken before, since the beginning of the
+        step. until: the last pack to take, a range of length 1.
         """
         turn = step * global_batch + begun  # turns count from step 0
         key = global_batch, count, [*sources], [*sources.values()]
@@ -191,7 +187,7 @@ class TurnTaking:
             num_epochs=None if self.schedule is None else self._num_epochs,
             most=count,
             known_tokens=(lambda name, *at: plans[name].known_tokens(*at)) if by_tokens else None,
-            full_pack=self.full_pack if by_tokens else 1,
+            full_pack=max(plan.full_pack for plan in plans.values()) if by_tokens else 1,
             at_once=min(global_batch, count + 1),
         )
         return self._take_turns(turns, turn, count, global_batch, until, ranges)

@@ -205,8 +205,7 @@ class Life:
             more = share_out(-sum(lacks), np.array(quotas[0])).tolist()
             credits = [a + b for a, b in zip(lacks, more, strict=True)]
             if self.schedule is not None:
-                settings = self.settings
-                full = max(self.sources.plan(name, settings.later).longest_pack for name in settings.names)
+                full = max(self.sources.changed(name, self.at[name].changes).full_pack for name in self.settings.names)
                 chosen = token_turn(credits, quotas, ends, full)
                 tokens = int(self.sources.pack(names[chosen], self.at[names[chosen]]).lengths.sum())
                 credits = [a + quota * tokens for a, quota in zip(credits, quotas[0], strict=True)]

@@ -506,7 +506,7 @@ def test_each_number_of_a_state_is_refused_out_of_its_range(weights: dict[str, f
     at = cursor.sources["b"]
     assert cursor.window is not None
     (change,) = at.changes
-    longer = mixture.full_pack << 36 if weights else 1 << 40
+    longer = 1024 << 36 if weights else 1 << 40
     damaged = {
         "is at pack 1000000 of epoch 0 of 'b', which has": at._replace(packs=10**6),
         "is at pack 1000000 of epoch 0 of 'b', which has .*": at._replace(
