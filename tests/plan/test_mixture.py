@@ -497,6 +497,19 @@ def test_a_cursor_that_does_not_fit_is_refused() -> None:
         mixture.adopt(beyond)
 
 
+def test_a_window_is_finished_when_a_later_packing_length_is_new() -> None:
+    """The turns by tokens of a window do not count packs that come after it."""
+    weights = {0: {"a": 9, "b": 1, "c": 2}, 3: {"a": 2, "b": 30}, 5: {"b": 1}}
+    settings: dict[str, Any] = {"weights": weights, "balance": 6}
+    mixture = WindowedMixture(PLANS, **settings)
+    cursor = mixture.skip(mixture.start(), 1, global_batch=2)
+    assert cursor.window is not None
+    longer = PackingConfig(packing_length=512, later_lengths=((20, 2048),))
+    resumed = WindowedMixture({name: plan.of_packing(longer) for name, plan in PLANS.items()}, **settings)
+    state = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+    assert run(resumed, resumed.adopt(state), 4, global_batch=2)[0] == run(mixture, cursor, 4, global_batch=2)[0]
+
+
 @pytest.mark.parametrize("weights", [None, {"a": 1, "b": 2}])
 def test_each_number_of_a_state_is_refused_out_of_its_range(weights: dict[str, float] | None) -> None:
     packing = PackingConfig(packing_length=1024, later_lengths=((2, 512),))
