@@ -431,6 +431,8 @@ def test_a_state_that_lacks_a_part_is_refused(name: str) -> None:
     ("changes", "packing"),
     [
         ({"block": 4}, {}),
+        ({"epoch": 999}, {}),
+        ({"num_overlong": 1 << 40}, {}),
         ({"sample": 100}, {}),
         ({"sample": 0}, {}),
         ({"piece": 1}, {"overlong": "drop"}),
