@@ -242,7 +242,9 @@ class SourceTurns:
             if self._first_epochs[number] < self._num_epochs(name):
                 self._counts[number] = self._known(name, int(self._first_epochs[number]))
                 return
-        self.sources[name] = self._cursor(number)
+        before, epoch, packs = self.sources[name], self._first_epochs[number] + self._at[number], self._packs[number]
+        credit = int(self._credits[number])
+        self.sources[name] = SourceCursor(before.plan, int(epoch), int(packs), credit, before.changes)
         del self.names[number], self._counts[number]
         self._numbers, self._first_epochs, self._at, self._packs, self._credits = (
             np.delete(values, number)
@@ -320,11 +322,6 @@ class SourceTurns:
             before = self.sources[name]
             self.sources[name] = SourceCursor(before.plan, epoch, packs, credit, before.changes)
         return self._ended is None
-
-    def _cursor(self, number: int) -> SourceCursor:
-        before, packs, credit = self.sources[self.names[number]], self._packs[number], self._credits[number]
-        epoch = int(self._first_epochs[number] + self._at[number])
-        return SourceCursor(before.plan, epoch, int(packs), int(credit), before.changes)
 
 
 class PlansByLength:

@@ -317,7 +317,9 @@ class Loop:
         trainer = self.trainer
         if not self._step:
             raise StoppedError("told to stop by a signal before the first step: the same command begins again")
-        self._flow.stop_by_signal(trainer.callbacks.control)
+        control = trainer.callbacks.control  # a checkpoint under any settings
+        control.should_training_stop, control.should_save, control.should_evaluate = True, True, False
+        control.should_log |= trainer.config.logging_steps != "no"
         self._do_what_is_due()
         trainer.saver.wait()
         remedy = f"resume from it with train.resume={trainer.saver.latest}, or train(resume_from_checkpoint=…)"

@@ -274,13 +274,8 @@ def retraining(
     if not firsts:
         return None
     first = min(firsts, key=lambda each: each.step)
-    return Retraining(
-        step=first.step,
-        source=first.source,
-        sample_id=first.sample_id,
-        num_steps=history.stop - first.step,
-        checkpoint=None if history.checkpoints is None else _last_before(history.checkpoints, first.step),
-    )
+    checkpoint = None if history.checkpoints is None else _last_before(history.checkpoints, first.step)
+    return Retraining(**first._asdict(), num_steps=history.stop - first.step, checkpoint=checkpoint)
 
 
 def _last_before(checkpoints: str, step: int) -> str | None:

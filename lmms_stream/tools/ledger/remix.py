@@ -298,8 +298,9 @@ def padding_of(
     for epoch in range(begin.place[0], end.end[0] + 1):
         packs, lengths, numbers, repeats = _segments(plan, epoch, found.sample_ids, stop=end.end)
         is_padding = [
-            _is_between((epoch, pack), before[number], end)
-            and not any(_is_between((epoch, pack), *each) for each in skipped)
+            end.has((epoch, pack))
+            and not before[number].has((epoch, pack))
+            and not any(until.has((epoch, pack)) and not since.has((epoch, pack)) for since, until in skipped)
             for pack, number in zip(packs.tolist(), numbers.tolist(), strict=True)
         ]
         num_samples += np.unique(np.stack([numbers, repeats])[:, is_padding], axis=1).shape[1]
@@ -320,10 +321,6 @@ def _skipped(ledger: StepLookup, source: str, first: int, stop: int) -> list[tup
     """Packs of the last stretch in skipped steps of [first, stop)."""
     ranges = [(max(begin, first), min(end, stop)) for begin, end in ledger.stretches[-1].skipped]
     return [(_read(ledger, source, begin), _read(ledger, source, end)) for begin, end in ranges if begin < end]
-
-
-def _is_between(pack: _At, before: _Read, after: _Read) -> bool:
-    return after.has(pack) and not before.has(pack)
 
 
 def _segments(plan: PackPlan, epoch: int, sample_ids: NDArray[np.int64], *, stop: _At) -> tuple[NDArray[np.int64], ...]:

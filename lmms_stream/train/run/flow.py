@@ -73,12 +73,6 @@ class Flow:
         is_time = epoch >= config.eval_delay or control.should_training_stop
         return self._evaluates and config.eval_steps == "epoch" and is_time
 
-    def stop_by_signal(self, control: Control) -> None:
-        """End the run at once, with a checkpoint under any settings."""
-        control.should_training_stop = control.should_save = True
-        control.should_log |= self._config.logging_steps != "no"
-        control.should_evaluate = False
-
 
 @dataclass(slots=True)
 class Best:
