@@ -89,7 +89,11 @@ class PlanDelivery:
         """Accept the end of the workers, at the end of the packs."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.cursor = self.mixture.adopt(Cursor.from_dict(state))
+        try:
+            self.cursor = self.mixture.adopt(Cursor.from_dict(state))
+        except LmmsStreamError:
+            self.mixture.adopt(self.cursor)  # a refused state leaves nothing of its seeds and shares
+            raise
 
     def skip(self, num_steps: int) -> None:
         self.cursor = self.mixture.skip(self.cursor, num_steps, global_batch=self.config.global_batch)

@@ -245,6 +245,15 @@ def test_a_cursor_of_another_plan_or_beyond_it_is_refused(
         PackedLoader(dataset, global_batch=GLOBAL_BATCH).load_state_dict(state | {"sources": {"data": source}})
 
 
+def test_a_refused_state_leaves_nothing_of_its_seeds_and_shares(dataset: PackedStreamingDataset) -> None:
+    loader = PackedLoader({"a": dataset, "b": dataset}, global_batch=GLOBAL_BATCH, weights={"a": 1, "b": 2})
+    before = loader.deal_settings, loader.mixture.shares
+    at = {"plan": dataset.plan.fingerprint, "epoch": 0, "packs": 10**6, "credit": 0}  # of an earlier release: one seed
+    with pytest.raises(CursorError, match="is at pack 1000000 of epoch 0 of 'a'"):
+        loader.load_state_dict({"version": 2, "step": 7, "sources": {"a": at, "b": at}})
+    assert (loader.deal_settings, loader.mixture.shares) == before
+
+
 def test_skipped_steps_are_not_read(dataset: PackedStreamingDataset) -> None:
     whole, _ = read_steps(dataset)
     loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH)
