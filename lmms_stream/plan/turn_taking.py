@@ -100,13 +100,15 @@ class TurnTaking:
         def likeness(plan: PackPlan, began: str) -> int:
             return sum(a == b for a, b in zip(plan.fingerprint.split("-"), began.split("-"), strict=False))
 
+        before = [*self.plans.values()]
         for name, plan in self._given.items():
             began, chosen = cursor.sources[name].plan if name in cursor.sources else plan.fingerprint, plan
             if began != plan.fingerprint:
                 chosen = max(plan, plan.other or of_own_seed(plan, name), key=partial(likeness, began=began))
             if chosen.fingerprint != self.plans[name].fingerprint:
                 self.plans[name] = chosen.sharing(len(self._given))
-        self._take_plans()
+        if before != [*self.plans.values()]:
+            self._take_plans()
 
     def _share(self, shares: str) -> None:
         """Share tokens by weights, packs by those of the epochs, or (old cursors) packs; see Cursor."""

@@ -153,6 +153,9 @@ class WindowedMixture(Mixture):
                     f"balance {balance!r} changes the order of packs, and source {name!r} has shuffle: false: set "
                     f"balance to {DEAL}, or shuffle to true"
                 )
+
+    def _take_plans(self) -> None:
+        super()._take_plans()  # with other numbers of the sources than the last window
         self._former: tuple[WindowCursor, Mixture] | None = None  # of a window that began with other sources or weights
         self._turns: tuple[WindowCursor, SourceRanges, NDArray[np.int64] | None] | None = None  # last window, nodes
         self._of_window: tuple[WindowCursor, bytes, SortedPacks] | None = None

@@ -226,3 +226,23 @@ def test_lengths_are_checked() -> None:
             order=OrderConfig(reshuffle=False),
             packing=PackingConfig(packing_length=8, later_lengths=((4, 16),)),
         )
+
+
+def test_a_position_in_a_window_that_is_loaded_again_gives_the_same_packs() -> None:
+    """A loader that is iterated again loads its position in the same mixture."""
+    run = Run(
+        sizes=((40,), (30,)), seed=3, nodes=1, block=64, strategy="best_fit", overlong="split",
+        lengths={0: 50, 2: 20, 4: 8}, weights=False, balance=6, global_batch=4,
+    )  # fmt: skip
+    mixture = run.mixture()
+    cursor = mixture.start()
+    for _ in range(7):
+        cursor = mixture.step(cursor, global_batch=4).after
+    assert cursor.window is not None
+
+    def sample_ids(mixture: WindowedMixture) -> list[int]:
+        ranges = mixture.step(mixture.adopt(cursor), global_batch=4).ranges
+        ids: list[int] = mixture.packs(ranges).sample_ids.tolist()
+        return ids
+
+    assert sample_ids(mixture) == sample_ids(run.mixture())
