@@ -21,7 +21,6 @@ from .kernels.deal import PAD
 from .left_out import LeftOut
 from .mixture import Mixture, Step
 from .pack_plan import PackPlan
-from .packing import PackRange
 from .planner import deal_to_groups
 from .source_ranges import SourceRange
 
@@ -274,30 +273,17 @@ class StepLookup:
 
 def _entries(stretch: Stretch, step: Step) -> list[PackEntry]:
     """Return the packs of a step, by group of ranks and micro-batch."""
-    packs = stretch.mixture.packs(step.ranges)
+    packs, names = stretch.mixture.packs(step.ranges), stretch.mixture.names
     numbers = np.concatenate([np.arange(taken.first, taken.stop) for taken in step.ranges])
     (dealt,) = deal_to_groups(packs, stretch.mixture, global_batch=stretch.global_batch, world=stretch.world)
-    return [
-        _entry(stretch, packs, number=int(numbers[at]), at=at, group=group, micro_batch=micro_batch)
-        for group, mine in enumerate(dealt.tolist())
-        for micro_batch, at in enumerate(mine)
-        if at != PAD
-    ]
-
-
-def _entry(stretch: Stretch, packs: PackRange, *, number: int, at: int, group: int, micro_batch: int) -> PackEntry:
-    segments = slice(packs.offsets[at], packs.offsets[at + 1])
     assert packs.epochs is not None  # packs of a mixture have epochs
-    return PackEntry(
-        source=stretch.mixture.names[packs.sources[at]],
-        epoch=int(packs.epochs[at]),
-        number=number,
-        group=group,
-        micro_batch=micro_batch,
-        sample_ids=packs.sample_ids[segments],
-        starts=packs.starts[segments],
-        lengths=packs.lengths[segments],
-    )
+    entries = []
+    for (group, micro_batch), at in np.ndenumerate(dealt):
+        if at != PAD:
+            here = slice(packs.offsets[at], packs.offsets[at + 1])
+            of_pack = names[packs.sources[at]], int(packs.epochs[at]), int(numbers[at]), group, micro_batch
+            entries.append(PackEntry(*of_pack, packs.sample_ids[here], packs.starts[here], packs.lengths[here]))
+    return entries
 
 
 def _is_in(step: int, ranges: Ranges) -> bool:
