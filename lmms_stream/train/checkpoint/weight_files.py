@@ -345,7 +345,7 @@ def prove_written(
     waiting = {path: each for path, each in written.named_modules() if _is_compared(each)}
 
     def compare(path: str, args: Any, kwargs: Any, expected: Any) -> None:
-        layer, leaves, found = waiting.pop(path), _numbers(expected), []
+        layer, leaves, found = waiting[path], _numbers(expected), []
         for noise["size"] in (0.0, max(rounding, _SMALLEST_ROUNDING)):
             found.append(_numbers(layer(*args, **kwargs)))
             if len(found) == 1 and all(map(torch.equal, leaves, found[0])):
@@ -360,25 +360,34 @@ def prove_written(
                 )
 
     def hook(path: str, _: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if path in waiting:
+        if path not in waiting:
+            return
+        try:
             compare(path, args, kwargs, output)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if isinstance(error, LmmsStreamError):
+                raise
+            raise CheckpointError(f"the written model is not the checkpoint's: {path} does not run ({error})") from error
+        del waiting[path]
+
+    def tried(run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except LmmsStreamError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
+            logger.warning("layers of the model are compared alone, because it does not run here: %s", error)
 
     for path in waiting.keys() & layers.keys():
         layers[path].register_forward_hook(partial(hook, path), with_kwargs=True)
     with torch.no_grad():
-        try:
-            run_drawn(model, folder, drawn, num_tokens=_NUM_TOKENS)
-        except LmmsStreamError:
-            raise
-        except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
-            logger.warning("each layer of the model is compared alone, because the model does not run here: %s", error)
+        tried(partial(run_drawn, model, folder, drawn, num_tokens=_NUM_TOKENS))
         for path, layer in [*waiting.items()]:
             if path not in layers:
                 raise CheckpointError(f"the written model has {path}, which the checkpoint's model does not have")
             if (given := _drawn_input(layer, drawn)) is not None:
-                layers[path](given)
-                continue
-            for name, tensor in {**layer._parameters, **layer._buffers}.items():
+                tried(partial(layers[path], given))
+            for name, tensor in {**layer._parameters, **layer._buffers}.items() if path in waiting else ():
                 if tensor is not None and name not in layer._non_persistent_buffers_set:
                     (one,), (two,) = _numbers(getattr(run_module(layers[path]), name) + 0), _numbers(tensor + 0)
                     if one.shape != two.shape or ((one - two).abs() > 2 * rounding * one.abs()).any():

@@ -18,6 +18,7 @@ from ....errors import ConfigError, DataError
 from ....extras import need
 from ....processors.base import Processor
 from ....processors.media.facts import facts_of
+from ....processors.media.image_header import eight_bits
 from .names import LLAVA_ONEVISION, PROCESSORS, EngineDatasetConfig, processor_of, with_media_keys
 
 __all__ = [
@@ -127,13 +128,15 @@ class DataProcessor:
 
 def _png(image: Any) -> bytes:
     data = io.BytesIO()
-    image.convert("RGB").save(data, "PNG")
+    eight_bits(image).convert("RGB").save(data, "PNG")
     return data.getvalue()
 
 
 def _wav(samples: NDArray[np.float32], rate: int) -> bytes:
-    data, soundfile = io.BytesIO(), need("soundfile", by="audios")
-    soundfile.write(data, np.asarray(samples, np.float32), rate, format="WAV", subtype="FLOAT")
+    data, soundfile, waves = io.BytesIO(), need("soundfile", by="audios"), np.asarray(samples)
+    if waves.dtype.kind != "f":
+        raise DataError(f"a sound has samples of type {waves.dtype}, expected floats from -1 to 1: divide by full scale")
+    soundfile.write(data, waves.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return data.getvalue()
 
 

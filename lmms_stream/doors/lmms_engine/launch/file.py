@@ -16,7 +16,7 @@ from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
-from ...huggingface.table import check_refused, check_texts, is_of_before
+from ...huggingface.table import check_refused, check_texts, effect_of_former
 from ..datasets.names import TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
@@ -471,8 +471,9 @@ def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     said = as_installed(said, theirs)
     known = {*theirs, *TRAINER_ARGS}
-    said = {name: value for name, value in said.items() if name in known or not is_of_before(name, value, source)}
-    check_names(_asked(said), known, source)
+    effects = {name: effect_of_former(name, value, source) for name, value in said.items() if name not in known}
+    warn([f"{name} ({effect})" for name, effect in effects.items() if effect], source="trainer_args")
+    check_names([name for name in _asked(said) if effects.get(name) is None], known, source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     check_texts(arguments, source=source)
     if arguments.get("train_sampling_strategy") == "sequential":
