@@ -325,7 +325,7 @@ class PackPlan:
         if not len(numbers):
             return no_packs(has_media=self.index.patches is not None)
         if self.short is not None:
-            return self.short.packs(np.broadcast_to(epochs, len(numbers)), numbers)
+            return self.short.packs(_each(epochs, len(numbers)), numbers)
         epoch = _only(epochs)
         for other, plan in self._epochs.items():
             if other != epoch:
@@ -337,7 +337,7 @@ class PackPlan:
         if not len(numbers):
             return np.empty(0, np.int64)
         if self.short is not None:
-            return self.short.canonical_nodes(np.broadcast_to(epochs, len(numbers)), numbers)
+            return self.short.canonical_nodes(_each(epochs, len(numbers)), numbers)
         return self._epoch(_only(epochs)).canonical_nodes(numbers)
 
     def packs_of(self, epoch: int, sample_id: int) -> NDArray[np.int64]:
@@ -380,7 +380,7 @@ class PackPlan:
         if not len(numbers):
             return []
         if self.short is not None:
-            of_packs = np.broadcast_to(epochs, len(numbers))
+            of_packs = _each(epochs, len(numbers))
             firsts, nodes, blocks = self.short.blocks(of_packs, numbers)
             found = firsts, of_packs[firsts], nodes, blocks
             return list(zip(*(each.tolist() for each in found), strict=True))
@@ -449,6 +449,10 @@ def own_seeds(plans: Mapping[str, PackPlan]) -> dict[str, PackPlan]:
         found[name], other = (own, plan) if len(plans) > 1 else (plan.keeping(plan._given_kept_segments), own)
         found[name].other = other
     return found
+
+
+def _each(epochs: Epochs, num_packs: int) -> NDArray[np.int64]:
+    return np.full(num_packs, epochs) if isinstance(epochs, int) else epochs
 
 
 def _only(epochs: Epochs) -> int:
