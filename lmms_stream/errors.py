@@ -53,8 +53,8 @@ def nearest_name(pattern: str, names: Iterable[str]) -> str:
 
 def _is_typing_error(name: object, known: str) -> bool:
     """Return whether at most one letter is wrong, missing, doubled or swapped, or two letters of a long name."""
-    num_unmatched, num_letters = num_unmatched(name, known), len(known) + len(str(name))
-    return num_unmatched <= 2 or (num_unmatched <= 4 and 1 - num_unmatched / num_letters >= _ALIKE)
+    wrong, num_letters = num_unmatched(name, known), len(known) + len(str(name))
+    return wrong <= 2 or (wrong <= 4 and 1 - wrong / num_letters >= _ALIKE)
 
 
 def num_unmatched(name: object, known: str) -> int:

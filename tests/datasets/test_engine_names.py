@@ -157,6 +157,12 @@ def test_what_is_registered_twice_or_cannot_be_read_is_refused(tokenizer: Path, 
             ):
                 type("Own", (base,), {name: lambda *_: None})
         type("Own", (base,), {"load_rows": lambda *_: None, "get_collator": lambda *_: None})
+    parts: Any
+    for parts, caller in ((Qwen2VLDataProcessor, "process"), (VisionCollator, "__call__")):
+        for name, remedy in parts.NOT_CALLED.items():
+            with pytest.raises(ConfigError, match=re.escape(f"overrides {name}, which nothing here calls: {remedy}")):
+                type("Own", (parts,), {name: lambda *_: None})
+            type("Own", (parts,), {name: lambda *_: None, caller: lambda *_: None})
     mapping_func.register_processor("none")(type("Bare", (), {"__init__": lambda *_: None}))
     with pytest.raises(ConfigError, match=r"Bare has no process: write process\(images, hf_messages\)"):
         _ = MultiModalDataset(

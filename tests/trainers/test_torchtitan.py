@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -98,6 +100,24 @@ def test_items_are_packs_with_positions_that_separate_samples_and_labels_of_the_
             starts = create_varlen_metadata_for_document(inputs["positions"][row : row + 1]).cu_seq_q
             assert starts.tolist() == pack.cu_seqlens.tolist()  # padding, too, is a document
     assert next(items)[0]["input"].shape == (2, SEQ_LEN)  # of the next epoch
+
+
+@with_torchtitan
+def test_each_key_that_torchtitan_passes_has_an_effect_in_the_page(data: Path) -> None:
+    import torchtitan.trainer
+    from lmms_stream.doors.torchtitan import KEYS, PackedDataLoader
+
+    source = ast.parse(Path(torchtitan.trainer.__file__).read_text())
+    calls = [each for each in ast.walk(source) if isinstance(each, ast.Call)]
+    passed = next(each for each in calls if ast.unparse(each.func) == "config.dataloader.build").keywords
+    fields = dataclasses.fields(PackedDataLoader.Config)
+    assert {*KEYS} == {each.name for each in fields} | {str(each.arg) for each in passed}
+    page = (DOCS / "other_trainers.md").read_text()
+    assert all(f"| `{name}` | {effect} |" in page for name, effect in KEYS.items())
+    config = PackedDataLoader.Config(open_loader=lambda **_: None, dataset="c4")
+    for options, message in (({}, "takes no dataset 'c4', which is refused: name the"), ({"infinite": 1}, "no infinite")):
+        with pytest.raises(ConfigError, match=message):
+            config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=1, local_batch_size=1, **options)
 
 
 @with_torchtitan

@@ -360,15 +360,14 @@ def prove_written(
                 )
 
     def hook(path: str, _: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if path not in waiting:
-            return
         try:
-            compare(path, args, kwargs, output)
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-            if isinstance(error, LmmsStreamError):
-                raise
+            if path in waiting:
+                compare(path, args, kwargs, output)
+        except LmmsStreamError:
+            raise
+        except Exception as error:
             raise CheckpointError(f"the written model is not the checkpoint's: {path} does not run ({error})") from error
-        del waiting[path]
+        waiting.pop(path, None)
 
     def tried(run: Callable[[], Any]) -> None:
         try:

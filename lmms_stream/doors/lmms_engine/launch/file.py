@@ -17,7 +17,7 @@ from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
 from ...huggingface.table import check_refused, check_texts, effect_of_former
-from ..datasets.names import TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
+from ..datasets.names import PROCESSORS, TRUST, TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
 # values), moot (a warning gives the reason) or refused by name.
@@ -417,6 +417,9 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
         processor["processor_name"] = str(model["load_from_pretrained_path"])
         said["processor_config"] = processor
+    if (model.get("extra_kwargs") or {}).get(TRUST) and processor.get("processor_type") in PROCESSORS:
+        if processor["processor_type"] not in IMAGE_PROCESSORS:
+            said["processor_config"] = {**processor, "extra_kwargs": {TRUST: True, **(processor.get("extra_kwargs") or {})}}
     dataset = build_config(LaunchedDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
