@@ -49,7 +49,9 @@ def test_files_folders_and_numbers_of_samples_are_meant_as_llama_factory_means_t
         assert [Path(source.name).name for source in sources] == ["test.jsonl", "train.jsonl"]
         folders = {unit.folder for source in sources for unit in source.units()}
     assert folders == {str(tmp_path)}  # media lie beside the description
-    assert [each.getMessage().partition("#")[2] for each in caplog.records] == [f"mine: file_sha1 is {KEYS['file_sha1']}"]
+    assert [each.getMessage().partition("#")[2] for each in caplog.records] == [
+        f"mine: file_sha1 is {KEYS['file_sha1']}"
+    ]
     assert read(f"{path}#mine") == [*ROWS[2:], ROWS[0]]
 
 

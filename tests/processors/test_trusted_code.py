@@ -63,7 +63,9 @@ def test_each_load_says_whether_code_is_trusted() -> None:
         options = " ".join(ast.unparse(each.value) for each in call.keywords if each.arg is None)
         is_passed = "trust_remote_code" in named or "trust_remote_code" in options or options == "options"
         assert is_passed or name in WITHOUT, f"{ast.unparse(call)} does not pass trust_remote_code"
-        assert not any(each.arg == "trust_remote_code" and isinstance(each.value, ast.Constant) for each in call.keywords)
+        assert not any(
+            each.arg == "trust_remote_code" and isinstance(each.value, ast.Constant) for each in call.keywords
+        )
 
 
 @pytest.fixture

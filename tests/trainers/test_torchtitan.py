@@ -115,7 +115,10 @@ def test_each_key_that_torchtitan_passes_has_an_effect_in_the_page(data: Path) -
     page = (DOCS / "other_trainers.md").read_text()
     assert all(f"| `{name}` | {effect} |" in page for name, effect in KEYS.items())
     config = PackedDataLoader.Config(open_loader=lambda **_: None, dataset="c4")
-    for options, message in (({}, "takes no dataset 'c4', which is refused: name the"), ({"infinite": 1}, "no infinite")):
+    for options, message in (
+        ({}, "takes no dataset 'c4', which is refused: name the"),
+        ({"infinite": 1}, "no infinite"),
+    ):
         with pytest.raises(ConfigError, match=message):
             config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=1, local_batch_size=1, **options)
 

@@ -366,7 +366,9 @@ def prove_written(
         except LmmsStreamError:
             raise
         except Exception as error:
-            raise CheckpointError(f"the written model is not the checkpoint's: {path} does not run ({error})") from error
+            raise CheckpointError(
+                f"the written model is not the checkpoint's: {path} does not run ({error})"
+            ) from error
         waiting.pop(path, None)
 
     def tried(run: Callable[[], Any]) -> None:

@@ -87,7 +87,9 @@ def new_peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfi
     try:
         _check_names(options, modules=modules, targets=modules, parameters=parameters)
     except re.error as error:
-        raise ConfigError(f"model.adapter has no regular expression in {error.pattern!r} ({error.msg}): correct it") from error
+        raise ConfigError(
+            f"model.adapter has no regular expression in {error.pattern!r} ({error.msg}): correct it"
+        ) from error
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = peft_model(model, config)

@@ -150,7 +150,9 @@ def _png(image: Any) -> bytes:
 def _wav(samples: NDArray[np.float32], rate: int) -> bytes:
     data, soundfile, waves = io.BytesIO(), need("soundfile", by="audios"), np.asarray(samples)
     if waves.dtype.kind != "f":
-        raise DataError(f"a sound has samples of type {waves.dtype}, expected floats from -1 to 1: divide by full scale")
+        raise DataError(
+            f"a sound has samples of type {waves.dtype}, expected floats from -1 to 1: divide by full scale"
+        )
     soundfile.write(data, waves.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return data.getvalue()
 

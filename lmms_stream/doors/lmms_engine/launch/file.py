@@ -419,7 +419,10 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
         said["processor_config"] = processor
     if (model.get("extra_kwargs") or {}).get(TRUST) and processor.get("processor_type") in PROCESSORS:
         if processor["processor_type"] not in IMAGE_PROCESSORS:
-            said["processor_config"] = {**processor, "extra_kwargs": {TRUST: True, **(processor.get("extra_kwargs") or {})}}
+            said["processor_config"] = {
+                **processor,
+                "extra_kwargs": {TRUST: True, **(processor.get("extra_kwargs") or {})},
+            }
     dataset = build_config(LaunchedDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
