@@ -2,7 +2,7 @@
 sharded; blocks that stay gathered are gathered once; whatever is accumulated, the host reads the device once a step.
 
 Two ranks (gloo, on CPUs) train the same packs in each way, each way in processes of its own. Counted are the
-collectives of a step by torch's profiler, its reads for which a GPU's host would wait (report/step_costs.py), CPU
+collectives of a step by torch's profiler, its reads for which a GPU's host would wait (tests/train/step_costs.py), CPU
 seconds of a rank for a step, and the most memory of a rank.
 
     python benchmarks/steps.py
@@ -52,9 +52,11 @@ def rank_main(folder: Path, way: str, num_steps: int) -> None:
     from lmms_stream.signals import StopSignal
     from lmms_stream.train.loop import Loop
     from lmms_stream.train.model.build import ModelConfig
-    from lmms_stream.train.report.step_costs import collectives, reads
     from lmms_stream.train.run.distributed import end_distributed, init_distributed
     from lmms_stream.train.run.settings import TrainConfig
+
+    sys.path.append(str(Path(__file__).parents[1]))
+    from tests.train.step_costs import collectives, reads
 
     torch.set_num_threads(1)
     world, _ = init_distributed(120)

@@ -38,20 +38,11 @@ _PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_n
 _REFUSED = {
     "ms_hub_url": "a dataset of ModelScope", "om_hub_url": "a dataset of OpenMind", "script_url": "a loading script"
 }  # fmt: skip
-KEYS = {  # of an entry -> effect; for docs/llama_factory.md
-    "hf_hub_url": "honoured: a dataset of the hub, or a local folder with its name",
-    **dict.fromkeys(_REFUSED, "refused: name downloaded files by file_name; left out with #*"),
-    "cloud_file_name": "honoured: a URL",
-    "file_name": "honoured: a file or folder",
-    "file_sha1": "moot: not compared, the dataset keeps its own digest",
-    "formatting": "honoured: alpaca, sharegpt, openai",
-    "ranking": "honoured: rows are preferences",
-    **dict.fromkeys(("subset", "folder", "revision"), "honoured for the hub"),
-    "split": "honoured for the hub; files have only the split train",
-    "num_samples": "honoured: the first rows, each once",
-    "columns": "honoured: " + ", ".join(COLUMNS),
-    "tags": "honoured: " + ", ".join(TAGS),
-}
+KEYS = (  # of an entry; docs/llama_factory.md has the effect of each
+    *_PLACES, "formatting", "ranking", "subset", "split", "folder", "num_samples", "revision", "columns", "tags",
+    "file_sha1",
+)  # fmt: skip
+_MOOT = {"file_sha1": "not compared, the dataset keeps its own digest", "streaming": "shards are always streamed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +168,7 @@ class _NeverReadError(DataError):
 def _spec(path: Path, entry: Any, *, where: str) -> Spec:
     if not isinstance(entry, dict):
         raise DataError(f'{where}: expected an object, found {entry!r}: write {{"file_name": …}}')
-    _check_keys(entry, KEYS, what=where)
+    _check_names(entry, KEYS, what=where)
     info = dataset_info(entry, where=where)
     settings = Settings(rows={"dataset_info": info, "kind": info.kind}, limit=_limit(entry, where=where))
     place = next((key for key in _PLACES if entry.get(key) is not None), None)
@@ -273,31 +264,17 @@ def _texts(given: Mapping[str, Any], keys: Sequence[str], *, where: str) -> dict
     return found
 
 
-def _check_keys(entry: Mapping[str, Any], keys: Mapping[str, str], *, what: str) -> None:
-    """Raise DataError for an unknown key; warn of moot keys."""
-    _check_names(entry, [*keys], what=what)
-    for name in entry:
-        if keys[name].startswith("moot") and entry[name]:
-            logger.warning("%s: %s is %s", what, name, keys[name])
-
-
 def _check_names(given: Mapping[str, Any], known: Sequence[str], *, what: str) -> None:
     for name in given:
         if name not in known:
             raise DataError(f"{what}: unknown key {name!r}: {did_you_mean(name, known)}")
+        if name in _MOOT and given[name]:
+            logger.warning("%s: %s cannot matter here: %s", what, name, _MOOT[name])
 
 
 # YAML files of LLaMA-Factory v1: name -> {path, source, split, converter, size, weight, streaming}.
 
-V1_KEYS = {
-    "path": "honoured: a file, a folder, or a dataset of the hub",
-    "source": "honoured: hf_hub or local; refused for other hubs",
-    "split": "honoured for the hub; files have only the split train",
-    "converter": "honoured: alpaca, sharegpt, pair; refused for your own: use --map",
-    "size": "honoured: the first rows, each once",
-    "weight": "refused, but for 1: give the run's datasets weights",
-    "streaming": "moot: shards are always streamed",
-}
+V1_KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
 _V1_SOURCES = ("hf_hub", "local")  # the default first
 _V1_MEDIA = {name: name for name in ("images", "videos", "audios")}
 _V1_CONVERTERS: Mapping[str | None, Mapping[str, Any]] = {
@@ -328,7 +305,7 @@ def v1_specs(path: Path, content: Mapping[str, Any], chosen: str | None) -> list
 
 
 def _v1_spec(path: Path, entry: Mapping[str, Any], *, where: str) -> Spec:
-    _check_keys(entry, V1_KEYS, what=where)
+    _check_names(entry, V1_KEYS, what=where)
     said = _texts(entry, ["path", "source", "split", "converter"], where=where)
     source, converter = said.get("source", _V1_SOURCES[0]), said.get("converter")
     if "path" not in said:

@@ -21,18 +21,7 @@ import tyro  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 
 Item = tuple[dict[str, torch.Tensor], torch.Tensor]
-KEYS = {  # of the config, and arguments of its build -> effect; for docs/other_trainers.md
-    "open_loader": "honoured: opens the packs",
-    "global_batch_size": "honoured: packs of a step",
-    "dp_world_size": "honoured: ranks that share a step",
-    "dp_rank": "honoured",
-    "seq_len": "honoured: tokens of a pack; refused if packing_length differs",
-    "local_batch_size": "honoured: packs of an item",
-    "snapshot_every_n_steps": "honoured: refused within a step",
-    "tokenizer": "moot: the dataset's processor makes the tokens",
-    "dataset": "refused: name the data in open_loader",
-    "dataset_path": "refused: name the data in open_loader",
-}
+PASSED = ("tokenizer", "snapshot_every_n_steps")  # by trainers, besides arguments by name; docs/other_trainers.md
 
 
 class PackedDataLoader(BaseDataLoader):
@@ -56,11 +45,9 @@ class PackedDataLoader(BaseDataLoader):
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **others: Any
     ):
-        others |= {name: value for name in ("dataset", "dataset_path") if (value := getattr(config, name))}
-        for name, value in others.items():
-            effect = KEYS.get(name, "refused: nothing here reads it, leave it out")
-            if effect.startswith("refused"):
-                raise ConfigError(f"PackedDataLoader takes no {name} {value!r}, which is {effect}")
+        of_data = {name for name in ("dataset", "dataset_path") if getattr(config, name)}
+        for name in sorted({*others, *of_data} - {*PASSED}):
+            raise ConfigError(f"PackedDataLoader does not read {name}: leave it out, and name data in open_loader")
         per_pass = local_batch_size * dp_world_size
         global_batch = per_pass if config.global_batch_size < 0 else config.global_batch_size
         if global_batch % per_pass:

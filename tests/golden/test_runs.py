@@ -47,7 +47,8 @@ def test_the_checkpoint_of_a_stored_run_is_exported_and_proved(
         prove = module.prove_written
         monkeypatch.setattr(module, "prove_written", lambda *args, prove=prove: (prove(*args), proved.append(args[0])))
     folder = export_checkpoint(checkpoint, tmp_path / "out")
-    assert len(proved) == 1 and {*folder.glob("*.safetensors")}
+    assert len(proved) == 1
+    assert {*folder.glob("*.safetensors")}
 
 
 def test_every_stored_run_has_a_case() -> None:

@@ -134,7 +134,7 @@ def test_doors_pass_the_setting_on(
         if trusts:
             load()
             continue
-        with pytest.raises((ConfigError, ValueError), match="has its own Python files|trust_remote_code"):
+        with pytest.raises((ConfigError, ValueError), match=r"has its own Python files|trust_remote_code"):
             load()
 
 

@@ -365,14 +365,14 @@ def test_a_published_config_may_have_fields_that_reach_nothing(
     vision |= {"in_chans": 3, "spatial_patch_size": 14}
     config = {**ONE_LAYER, "model_type": "qwen2_5_vl", "vocab_size": 64, "vision_token_id": 3, "vision_config": vision}
     config |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}
-    with pytest.raises(ConfigError, match="model.config.*reaches nothing"):
+    with pytest.raises(ConfigError, match=r"model\.config.*reaches nothing"):
         ModelConfig(config=config).build()
     built: Any = ModelConfig(config=config | mark).build()
     assert built.config.get_text_config().num_hidden_layers == built.config.vision_config.depth == 1
     (told,) = [each.getMessage() for each in caplog.records if "reach nothing" in each.getMessage()]
     names = ("vision_token_id", "vision_config.in_chans", "vision_config.spatial_patch_size")
     assert all(f"model.config.{name}" in told for name in names)
-    with pytest.raises(ConfigError, match="num_hidden_layer reaches nothing: .*: did you mean 'num_hidden_layers'"):
+    with pytest.raises(ConfigError, match=r"num_hidden_layer reaches nothing: .*: did you mean 'num_hidden_layers'"):
         ModelConfig(config=ONE_LAYER | mark | {"num_hidden_layer": 1}).build()
 
 

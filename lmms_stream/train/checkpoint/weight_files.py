@@ -420,8 +420,15 @@ def _numbers(found: Any) -> list[torch.Tensor]:
 def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float]) -> None:
     """Replace the tensors of a model by tensors read at each use, changed up or down by chance by the noise's size."""
 
+    num_bytes = 0
+
     def values(name: str) -> torch.Tensor:
+        nonlocal num_bytes
         tensor = read(name)
+        num_bytes += tensor.nbytes
+        if num_bytes > AT_ONCE_BYTES:
+            give_back_memory()  # as in _write_file
+            num_bytes = 0
         if not tensor.is_floating_point():
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))

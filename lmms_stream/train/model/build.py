@@ -262,9 +262,9 @@ class ModelConfig:
             import_module(".slow_fast", __package__).with_slow_frames(config, self.slow_every)
         own = own or class_of_slow_frames(config.to_dict())
         auto, model_class = (None, own) if own is not None else self._classes(config)
-        if self.config is not None and (unread := unread_keys(self.config, config, model_class)):
-            if not dist.is_initialized() or dist.get_rank() == 0:
-                logger.warning("fields of the published config that reach nothing: %s", ", ".join(unread))
+        unread = unread_keys(self.config or {}, config, model_class)
+        if unread and (not dist.is_initialized() or dist.get_rank() == 0):
+            logger.warning("fields of the published config that reach nothing: %s", ", ".join(unread))
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
         options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}

@@ -38,10 +38,6 @@ class Key:
     same: Callable[[Any], bool] = lambda value: not value
 
 
-def _is_one(value: Any) -> bool:
-    return value in (None, 1)
-
-
 def _is_default(default: Any) -> Callable[[Any], bool]:
     return lambda value: not value or value == default
 
@@ -125,7 +121,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
     moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
     warn(moot, source="trainer_args")
-    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if not _is_one(said.get(name))}
+    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if said.get(name) not in (None, 1)}
     if frozen := said.get("freeze_modules"):
         values["frozen"] = [
             f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
@@ -417,12 +413,9 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
         processor["processor_name"] = str(model["load_from_pretrained_path"])
         said["processor_config"] = processor
-    if (model.get("extra_kwargs") or {}).get(TRUST) and processor.get("processor_type") in PROCESSORS:
-        if processor["processor_type"] not in IMAGE_PROCESSORS:
-            said["processor_config"] = {
-                **processor,
-                "extra_kwargs": {TRUST: True, **(processor.get("extra_kwargs") or {})},
-            }
+    has_folder = processor.get("processor_type") in PROCESSORS.keys() - IMAGE_PROCESSORS.keys()
+    if has_folder and (model.get("extra_kwargs") or {}).get(TRUST):
+        said["processor_config"] = processor | {"extra_kwargs": {TRUST: True, **(processor.get("extra_kwargs") or {})}}
     dataset = build_config(LaunchedDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
