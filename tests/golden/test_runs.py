@@ -45,7 +45,12 @@ def test_the_checkpoint_of_a_stored_run_is_exported_and_proved(
     proved: list[Path] = []
     for module in (export, export_adapter):
         prove = module.prove_written
-        monkeypatch.setattr(module, "prove_written", lambda *args, prove=prove: (prove(*args), proved.append(args[0])))
+
+        def proof(*args: Any, prove: Any = prove) -> None:
+            prove(*args)
+            proved.append(args[0])
+
+        monkeypatch.setattr(module, "prove_written", proof)
     folder = export_checkpoint(checkpoint, tmp_path / "out")
     assert len(proved) == 1
     assert {*folder.glob("*.safetensors")}

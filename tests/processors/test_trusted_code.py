@@ -118,7 +118,7 @@ def test_doors_pass_the_setting_on(
     said: dict[str, Any] = {"processor_name": str(own_code), "processor_type": "pure_text"}
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"input": "a"}))
-    data = {"dataset_type": "vision", "dataset_path": str(rows)}
+    data: dict[str, Any] = {"dataset_type": "vision", "dataset_path": str(rows)}
     extra = {"extra_kwargs": {"trust_remote_code": trusts}}
     args = argparse.Namespace(
         hf_checkpoint=str(own_code), trust_remote_code=trusts, rollout_max_prompt_len=9, prompt_data=str(rows)

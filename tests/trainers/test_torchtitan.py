@@ -118,7 +118,11 @@ def test_each_key_that_torchtitan_passes_has_an_effect_in_the_page(data: Path) -
     page = (DOCS / "other_trainers.md").read_text()
     for name in read | fields | {*PASSED}:
         assert re.search(rf"^\| `{name}` \| (honoured|moot|refused)", page, re.M), name
-    config = PackedDataLoader.Config(open_loader=lambda **_: None, dataset="c4")
+
+    def never(**_: Any) -> PackedLoader:
+        raise AssertionError
+
+    config = PackedDataLoader.Config(open_loader=never, dataset="c4")
     for others in ({}, {"infinite": True}):
         with pytest.raises(ConfigError, match=r"does not read dataset: leave it out, and name data in open_loader"):
             config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=1, local_batch_size=1, **others)

@@ -9,6 +9,7 @@ The format: https://huggingface.co/docs/safetensors, "Format".
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -291,6 +292,7 @@ def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> Pre
 
 Read = Callable[[str], torch.Tensor]  # a tensor of a model by its name, on the CPU
 _NUM_TOKENS = 16
+_COLLECTED_BYTES = 1 << 28  # of weights, before their memory is given back
 _MOST_ROUNDINGS = 2.0  # differences up to so many times the effect of rounding each weight
 _SMALLEST_ROUNDING = 2.0**-20  # relative: sums in float32 round more than float32 weights
 
@@ -426,8 +428,9 @@ def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float])
         nonlocal num_bytes
         tensor = read(name)
         num_bytes += tensor.nbytes
-        if num_bytes > AT_ONCE_BYTES:
-            give_back_memory()  # as in _write_file
+        if num_bytes > _COLLECTED_BYTES:
+            gc.collect()  # reading a checkpoint leaves circles of objects with its tensors
+            give_back_memory()
             num_bytes = 0
         if not tensor.is_floating_point():
             return tensor

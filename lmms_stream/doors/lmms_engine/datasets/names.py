@@ -352,7 +352,7 @@ def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
         )
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     extra = dict(said.get("extra_kwargs") or {})
-    trust = {TRUST: bool(extra.pop(TRUST, False))}
+    trust: dict[str, Any] = {TRUST: bool(extra.pop(TRUST, False))}
     is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
     if is_bagel != (kind == BAGEL):
         raise ConfigError(
