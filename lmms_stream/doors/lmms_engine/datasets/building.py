@@ -7,18 +7,14 @@ killed process leaves its work, and the next process resumes it.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import os
-import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 from ....converters.convert import Progress, convert
@@ -34,6 +30,7 @@ from ....errors import ConfigError, DataError, ObjectMissingError
 from ....mds.index import DATASET_NAME
 from ....processes.bar import terminal_bar
 from ....processes.interpreter import call_in_interpreter
+from ....processes.own_code import class_source
 from ....processes.pool import obstacle
 from ....processors.base import Processor, processor_fingerprint
 from ....storage.cache import home_folder
@@ -47,7 +44,6 @@ from .source_files import SourceEntry, bucket_of, sources_of
 
 WAIT_S = 24 * 3600.0  # timeout for processes waiting for the conversion
 _PREFIX = "lmms_stream"  # prefix of shards in a bucket
-_LIBRARIES = ("lmms_stream", "torch", "typing", "builtins", "collections", "abc")  # with bases of datasets
 logger = logging.getLogger("lmms_stream")
 
 
@@ -65,28 +61,8 @@ class RowLoader:
 
     @property
     def code(self) -> str:
-        """Hash of the source code of the dataset's own classes, and of names of their modules in it.
-
-        Imported files are not included. ConfigError without source code.
-        """
-        texts: dict[Any, str] = {}
-        waiting = [each for each in type(self.dataset).__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
-        for each in waiting:
-            if each in texts:
-                continue
-            try:
-                texts[each] = inspect.getsource(each)
-            except (OSError, TypeError) as error:
-                raise ConfigError(
-                    f"{self.name} has no source file, so its changes would not be detected: write the class to a file"
-                ) from error
-            known = vars(sys.modules[each.__module__])
-            for name in sorted(known.keys() & {*re.findall(r"\w+", texts[each])}):
-                if isinstance(known[name], str | int | float | tuple):
-                    texts[each] += f"{name} = {known[name]!r}"
-                elif isinstance(known[name], type | FunctionType) and known[name].__module__ == each.__module__:
-                    waiting.append(known[name])
-        return hashlib.blake2b("".join(texts.values()).encode(), digest_size=16).hexdigest()
+        """Hash of the source code of the dataset's own classes: see class_source."""
+        return hashlib.blake2b(class_source(type(self.dataset), asked=self.name).encode(), digest_size=16).hexdigest()
 
     def named(self, folder: str | None) -> str:
         """Make the method known to conversions in this process, for rows with media in a folder; return its name."""
