@@ -88,8 +88,8 @@ class LmmsStreamError(Exception):
 
 # Parameters of a signed URL's query (S3, Google, Azure, CloudFront, Alibaba, tokens), and names and passwords of URLs.
 _SECRET = re.compile(
-    r"""((?:[?&;]|\\u0026|&amp;)(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|password|
-    credential|policy|authorization)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)=)
+    r"""((?:[?&;]|\\u0026|&amp;)(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|passw(?:or)?d|
+    credential|policy|auth(?:orization)?|jwt|sas|hdnea|hdnts)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)=)
     (?:(?!\\u0026)[^&\s'"<>])+""",
     re.IGNORECASE | re.VERBOSE,
 )
