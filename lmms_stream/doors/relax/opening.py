@@ -72,9 +72,10 @@ def _settings(args: Any, *, max_length: int | None, tokenizer: Any = None) -> di
             "hf_checkpoint (--hf-checkpoint): name the folder or hub id of the model"
         )
     function, trusts = setting(args, "custom_prompt_path"), setting(args, "trust_remote_code")
+    named = load_tokenizer(checkpoint, trust_remote_code=True) if trusts and checkpoint else checkpoint
     limits = [setting(args, name) for name in ("image_max_token_num", "image_min_token_num")]
     return {
-        "tokenizer": tokenizer or (load_tokenizer(checkpoint, trust_remote_code=True) if trusts else checkpoint),
+        "tokenizer": named if tokenizer is None else tokenizer,
         "processor": _processor(checkpoint, trusts) if keys and tokenizer is None else None,
         "max_length": max_length,
         "prompt_key": setting(args, "input_key"),
