@@ -475,7 +475,7 @@ def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[
     check_names([name for name in _asked(said) if effects.get(name) is None], known, source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     check_texts(arguments, source=source)
-    if arguments.get("train_sampling_strategy") == "sequential":
+    if said.get("train_sampling_strategy") == "sequential":
         raise ConfigError(
             f"{source}: train_sampling_strategy is 'sequential', which is not supported: set dataset_config.shuffle to "
             "false"
