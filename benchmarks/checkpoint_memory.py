@@ -119,8 +119,8 @@ def write_pretrained(folder: Path, num_bytes: int) -> None:
 
     folder.mkdir()
     model = empty_model(num_bytes)
-    names, tensors = save_config(model, folder), model.state_dict()
-    write_weights(folder, {saved: tensors[name] for saved, name in names.items()}, zeros)
+    saved = save_config(model, folder, model.state_dict())
+    write_weights(folder, saved.empty, saved.filled_by(zeros))
 
 
 def save_adapter(folder: Path, num_bytes: int) -> None:

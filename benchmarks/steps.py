@@ -2,9 +2,8 @@
 sharded; blocks that stay gathered are gathered once; whatever is accumulated, the host reads the device once a step.
 
 Two ranks (gloo, on CPUs) train the same packs in each way, each way in processes of its own. Counted are the
-collectives of a step by torch's profiler, its reads for which a GPU's host would wait (report/step_costs.py), CPU
-seconds of a rank for a step, and the most memory of a rank. "before" is how steps were: each micro-batch looks for its
-targets on the device, and the norm and the losses are read one after the other.
+collectives of a step by torch's profiler, its reads for which a GPU's host would wait (tests/train/step_costs.py), CPU
+seconds of a rank for a step, and the most memory of a rank.
 
     python benchmarks/steps.py
 """
@@ -36,27 +35,11 @@ MODEL = {
     "tie_word_embeddings": True,
 }
 WAYS: dict[str, dict[str, Any]] = {
-    "before": {"fsdp": {"accumulate": "sharded"}},
     "sharded": {"fsdp": {"accumulate": "sharded"}},
     "unsharded": {"fsdp": {"accumulate": "unsharded"}},
     "unsharded, gathered": {"fsdp": {"accumulate": "unsharded", "reshard_after_forward": False}},
     "copies (HSDP)": {"fsdp": {"accumulate": "sharded"}, "shard_ranks": 1},
 }
-
-
-def as_before() -> None:
-    """Make the trainer read the device as it did."""
-    from lmms_stream.train import loop
-    from lmms_stream.train.model import model
-    from lmms_stream.train.model.loss import learnt_tokens
-
-    model.learnt_tokens = lambda labels, num_learnt: learnt_tokens(labels)  # type: ignore[assignment]
-
-    def read(norm: Any, losses: Any) -> tuple[float, Any]:
-        losses.flatten().tolist()
-        return float(norm), losses
-
-    loop.read = read
 
 
 def rank_main(folder: Path, way: str, num_steps: int) -> None:
@@ -69,13 +52,13 @@ def rank_main(folder: Path, way: str, num_steps: int) -> None:
     from lmms_stream.signals import StopSignal
     from lmms_stream.train.loop import Loop
     from lmms_stream.train.model.build import ModelConfig
-    from lmms_stream.train.report.step_costs import collectives, reads
     from lmms_stream.train.run.distributed import end_distributed, init_distributed
     from lmms_stream.train.run.settings import TrainConfig
 
+    sys.path.append(str(Path(__file__).parents[1]))
+    from tests.train.step_costs import collectives, reads
+
     torch.set_num_threads(1)
-    if way == "before":
-        as_before()
     world, _ = init_distributed(120)
     packing = PackingConfig(packing_length=PACKING_LENGTH)
     data = PackedStreamingDataset(
@@ -150,7 +133,7 @@ def main() -> None:
     once = made["unsharded"]["reduce_scatter"] == groups
     each_time = made["sharded"]["reduce_scatter"] == groups * MICRO_BATCHES
     print(f"sums over ranks once a step, unsharded, and once a micro-batch, sharded: {verdict(once and each_time)}")
-    print(f"one read a step: {verdict(all(made[way]['reads'] == 1 for way in WAYS if way != 'before'))}")
+    print(f"one read a step: {verdict(all(each['reads'] == 1 for each in made.values()))}")
 
 
 if __name__ == "__main__":

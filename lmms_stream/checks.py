@@ -20,15 +20,18 @@ from .errors import ConfigError
 class NamedLikeTheirs:
     """Class with the name and members of another project's class.
 
-    NOT_CALLED: member of their class that nothing here calls -> remedy. A subclass with such a member is an error.
+    NOT_CALLED: member of their class that nothing here calls -> remedy. A subclass with such a member is an error,
+    unless the subclass overrides the member CALLER, and may call any member there.
     """
 
     NOT_CALLED: ClassVar[Mapping[str, str]] = {}
+    CALLER: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         ours = next(each for each in cls.__mro__ if each.__module__.startswith("lmms_stream."))
-        for name, remedy in cls.NOT_CALLED.items() if ours is not cls else ():
+        calls_own = getattr(cls, cls.CALLER, None) is not getattr(ours, cls.CALLER, None)
+        for name, remedy in () if ours is cls or calls_own else cls.NOT_CALLED.items():
             own, known = (inspect.getattr_static(each, name, None) for each in (cls, ours))
             if own is not known:
                 raise ConfigError(f"{cls.__name__} overrides {name}, which nothing here calls: {remedy}")

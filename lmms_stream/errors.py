@@ -31,7 +31,7 @@ def did_you_mean(name: object, known: Iterable[str], *, otherwise: str = "leave 
     """
     names = list(known)
     nearest = difflib.get_close_matches(str(name), names, n=1)
-    meant = [each for each in nearest if _num_unmatched(name, each) <= 1]
+    meant = [each for each in nearest if num_unmatched(name, each) <= 1]
     meant = meant or [each for each in names if f"_{name}_" in f"_{each}_"]
     meant = meant or [each for each in nearest if _is_typing_error(name, each)]
     if 1 <= len(meant) <= 3:
@@ -53,11 +53,11 @@ def nearest_name(pattern: str, names: Iterable[str]) -> str:
 
 def _is_typing_error(name: object, known: str) -> bool:
     """Return whether at most one letter is wrong, missing, doubled or swapped, or two letters of a long name."""
-    num_unmatched, num_letters = _num_unmatched(name, known), len(known) + len(str(name))
-    return num_unmatched <= 2 or (num_unmatched <= 4 and 1 - num_unmatched / num_letters >= _ALIKE)
+    wrong, num_letters = num_unmatched(name, known), len(known) + len(str(name))
+    return wrong <= 2 or (wrong <= 4 and 1 - wrong / num_letters >= _ALIKE)
 
 
-def _num_unmatched(name: object, known: str) -> int:
+def num_unmatched(name: object, known: str) -> int:
     """Return how many letters of both names have no partner in the other."""
     num_letters = len(known) + len(str(name))
     return round((1 - difflib.SequenceMatcher(None, known, str(name)).ratio()) * num_letters)
@@ -88,8 +88,8 @@ class LmmsStreamError(Exception):
 
 # Parameters of a signed URL's query (S3, Google, Azure, CloudFront, Alibaba, tokens), and names and passwords of URLs.
 _SECRET = re.compile(
-    r"""((?:[?&;]|\\u0026|&amp;)(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|password|
-    credential|policy|authorization)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)=)
+    r"""((?:[?&;]|\\u0026|&amp;)(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|passw(?:or)?d|
+    credential|policy|auth(?:orization)?|jwt|sas|hdnea|hdnts)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)=)
     (?:(?!\\u0026)[^&\s'"<>])+""",
     re.IGNORECASE | re.VERBOSE,
 )

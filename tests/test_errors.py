@@ -136,6 +136,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
     ("url", "shown"),
     [
         ("https://h/a.tar?X-Amz-Credential=K&X-Amz-Signature=3f&part=2", "https://h/a.tar?X-Amz-Credential=…&X-Amz-Signature=…&part=2"),
+        ("https://h/a?auth=3f&b=1&jwt=3f&passwd=3f&hdnea=3f~4", "https://h/a?auth=…&b=1&jwt=…&passwd=…&hdnea=…"),
         ("https://h/a?X-Goog-Algorithm=G&X-Goog-Signature=3f'", "https://h/a?X-Goog-Algorithm=…&X-Goog-Signature=…'"),
         ("https://h/a?sv=2024&sp=r&sig=a%2Bb%3D", "https://h/a?sv=2024&sp=r&sig=…"),
         ("https://h/a?AWSAccessKeyId=K&Signature=s&Expires=1", "https://h/a?AWSAccessKeyId=…&Signature=…&Expires=1"),

@@ -7,6 +7,7 @@ its default only if the entry names no columns or no tags at all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..converters.sources.specs import ALL, TAGS, Settings, Spec, num_rows_of, r
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.failures import disk_errors
 
+logger = logging.getLogger("lmms_stream")
 FORMATTINGS = ("alpaca", "sharegpt", "openai")
 COLUMNS = (
     "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
@@ -36,10 +38,11 @@ _PLACES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_n
 _REFUSED = {
     "ms_hub_url": "a dataset of ModelScope", "om_hub_url": "a dataset of OpenMind", "script_url": "a loading script"
 }  # fmt: skip
-_KEYS = (
+KEYS = (  # of an entry; docs/llama_factory.md has the effect of each
     *_PLACES, "formatting", "ranking", "subset", "split", "folder", "num_samples", "revision", "columns", "tags",
     "file_sha1",
 )  # fmt: skip
+_MOOT = {"file_sha1": "not compared, the dataset keeps its own digest", "streaming": "shards are always streamed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +168,7 @@ class _NeverReadError(DataError):
 def _spec(path: Path, entry: Any, *, where: str) -> Spec:
     if not isinstance(entry, dict):
         raise DataError(f'{where}: expected an object, found {entry!r}: write {{"file_name": …}}')
-    _check_names(entry, _KEYS, what=where)
+    _check_names(entry, KEYS, what=where)
     info = dataset_info(entry, where=where)
     settings = Settings(rows={"dataset_info": info, "kind": info.kind}, limit=_limit(entry, where=where))
     place = next((key for key in _PLACES if entry.get(key) is not None), None)
@@ -265,11 +268,13 @@ def _check_names(given: Mapping[str, Any], known: Sequence[str], *, what: str) -
     for name in given:
         if name not in known:
             raise DataError(f"{what}: unknown key {name!r}: {did_you_mean(name, known)}")
+        if name in _MOOT and given[name]:
+            logger.warning("%s: %s cannot matter here: %s", what, name, _MOOT[name])
 
 
 # YAML files of LLaMA-Factory v1: name -> {path, source, split, converter, size, weight, streaming}.
 
-_V1_KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
+V1_KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
 _V1_SOURCES = ("hf_hub", "local")  # the default first
 _V1_MEDIA = {name: name for name in ("images", "videos", "audios")}
 _V1_CONVERTERS: Mapping[str | None, Mapping[str, Any]] = {
@@ -300,7 +305,7 @@ def v1_specs(path: Path, content: Mapping[str, Any], chosen: str | None) -> list
 
 
 def _v1_spec(path: Path, entry: Mapping[str, Any], *, where: str) -> Spec:
-    _check_names(entry, _V1_KEYS, what=where)
+    _check_names(entry, V1_KEYS, what=where)
     said = _texts(entry, ["path", "source", "split", "converter"], where=where)
     source, converter = said.get("source", _V1_SOURCES[0]), said.get("converter")
     if "path" not in said:

@@ -21,6 +21,7 @@ import tyro  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 
 Item = tuple[dict[str, torch.Tensor], torch.Tensor]
+PASSED = ("tokenizer", "snapshot_every_n_steps")  # by trainers, besides arguments by name; docs/other_trainers.md
 
 
 class PackedDataLoader(BaseDataLoader):
@@ -44,6 +45,9 @@ class PackedDataLoader(BaseDataLoader):
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **others: Any
     ):
+        of_data = {name for name in ("dataset", "dataset_path") if getattr(config, name)}
+        for name in sorted({*others, *of_data} - {*PASSED}):
+            raise ConfigError(f"PackedDataLoader does not read {name}: leave it out, and name data in open_loader")
         per_pass = local_batch_size * dp_world_size
         global_batch = per_pass if config.global_batch_size < 0 else config.global_batch_size
         if global_batch % per_pass:

@@ -326,7 +326,7 @@ class PackPlan:
         if not len(numbers):
             return no_packs(has_media=self.index.patches is not None)
         if self.short is not None:
-            return self.short.packs(np.broadcast_to(epochs, len(numbers)), numbers)
+            return self.short.packs(_each(epochs, len(numbers)), numbers)
         epoch = _only(epochs)
         for other, plan in self._epochs.items():
             if other != epoch:
@@ -338,7 +338,7 @@ class PackPlan:
         if not len(numbers):
             return np.empty(0, np.int64)
         if self.short is not None:
-            return self.short.canonical_nodes(np.broadcast_to(epochs, len(numbers)), numbers)
+            return self.short.canonical_nodes(_each(epochs, len(numbers)), numbers)
         return self._epoch(_only(epochs)).canonical_nodes(numbers)
 
     def packs_of(self, epoch: int, sample_id: int) -> NDArray[np.int64]:
@@ -381,7 +381,7 @@ class PackPlan:
         if not len(numbers):
             return []
         if self.short is not None:
-            of_packs = np.broadcast_to(epochs, len(numbers))
+            of_packs = _each(epochs, len(numbers))
             firsts, nodes, blocks = self.short.blocks(of_packs, numbers)
             found = firsts, of_packs[firsts], nodes, blocks
             return list(zip(*(each.tolist() for each in found), strict=True))
@@ -455,6 +455,10 @@ def of_own_seed(plan: PackPlan, name: str) -> PackPlan:
     seed = int(short_digest(f"{plan.order.seed} {name}".encode())[:8], 16)
     order = dataclasses.replace(plan.order, seed=seed)
     return plan._with(plan.packing, plan._given_kept_segments, order=order)
+
+
+def _each(epochs: Epochs, num_packs: int) -> NDArray[np.int64]:
+    return np.full(num_packs, epochs) if isinstance(epochs, int) else epochs
 
 
 def _only(epochs: Epochs) -> int:

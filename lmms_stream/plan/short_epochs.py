@@ -139,19 +139,18 @@ class ShortEpochs:
         """Return the index of the first pack of each block, and the canonical node and turn of the block."""
         pairs = [(run.nodes[at], run.turns[at]) for run, at in self._found(epochs, numbers)]
         nodes, turns = (np.concatenate(each).astype(np.int64) for each in zip(*pairs, strict=True))
-        begins = np.flatnonzero(np.diff(epochs, prepend=-1))
-        of_epoch = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(epochs)))
-        keys = np.stack([of_epoch, nodes << _NODE_BITS | turns])
-        order = np.lexsort(keys[::-1])
+        keys = nodes << _NODE_BITS | turns
+        order = np.lexsort((keys, epochs))
+        keys, of_epoch = keys[order], epochs[order]
         is_first = np.ones(len(order), bool)
-        is_first[1:] = (np.diff(keys[:, order]) != 0).any(axis=0)
+        is_first[1:] = (keys[1:] != keys[:-1]) | (of_epoch[1:] != of_epoch[:-1])
         firsts = np.sort(order[is_first])
         return firsts, nodes[firsts], turns[firsts]
 
     def _found(self, epochs: _Numbers, numbers: _Numbers) -> list[tuple[EpochPacks, _Numbers]]:
         """Return the runs with these packs, and the indices of the packs in each run."""
         run_numbers = epochs // self._run_epochs
-        begins = np.flatnonzero(np.diff(run_numbers, prepend=-1)).tolist()
+        begins = [0, *(np.flatnonzero(run_numbers[1:] != run_numbers[:-1]) + 1).tolist()]
         found = []
         for begin, end in zip(begins, [*begins[1:], len(epochs)], strict=True):
             run = self._run(int(epochs[begin]))

@@ -6,15 +6,19 @@ Modules are searched in the installed packages, then in the current folder; a fi
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..errors import ConfigError
+
+_LIBRARIES = ("lmms_stream", "torch", "typing", "builtins", "collections", "abc")  # modules of a class's bases
 
 
 def own_code(name: str, *, setting: str, what: str) -> tuple[ModuleType, Any]:
@@ -56,6 +60,31 @@ def source_hash(module: ModuleType, value: Any, *, asked: str) -> str:
             )
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()
+
+
+def class_source(kind: type, *, asked: str) -> str:
+    """Return the source code of a class and its own bases, and of what they name in their modules.
+
+    Imported files are not included. asked: name of the class for the ConfigError of missing source code.
+    """
+    texts: dict[Any, str] = {}
+    waiting: list[Any] = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
+    for each in waiting:
+        if each in texts:
+            continue
+        try:
+            texts[each] = inspect.getsource(each)
+        except (OSError, TypeError) as error:
+            raise ConfigError(
+                f"{asked} has no source file, so its changes would not be detected: write the class to a file"
+            ) from error
+        known = vars(sys.modules[each.__module__])
+        for name in sorted(known.keys() & {*re.findall(r"\w+", texts[each])}):
+            if isinstance(known[name], str | int | float | tuple):
+                texts[each] += f"{name} = {known[name]!r}"
+            elif isinstance(known[name], type | FunctionType) and known[name].__module__ == each.__module__:
+                waiting.append(known[name])
+    return "".join(texts.values())
 
 
 def name_of(function: Callable[..., Any], *, setting: str) -> str:

@@ -274,8 +274,8 @@ def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
     if "trust_remote_code" in str(error) and not trust_remote_code:
         raise ConfigError(
             f"{name!r} has its own Python files, which can run any code: read the files, and set trust_remote_code to "
-            "true in the run's sections processor and model, or pass --setting trust_remote_code=true to a command, if "
-            "you trust them"
+            "true in the run's sections processor and model (LMMS Engine: in extra_kwargs of processor_config), or "
+            "pass --setting trust_remote_code=true to a command, if you trust them"
         ) from error
 
 

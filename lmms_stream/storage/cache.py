@@ -316,7 +316,7 @@ class LocalCache:
                 path.unlink()  # the next download has a new record, which does not vouch for this file
             elif record.was_ours(path):
                 _set_aside(path)
-            elif not self._is_original(key, path):
+            elif not (isinstance(self.storage, LocalStorage) and path == self.storage.folder / key):
                 raise StorageError(
                     f"{path} differs from {self.storage.url}/{key}, and was not downloaded by lmms-stream, so it is "
                     "not replaced: name another folder as local, or move it away"
@@ -348,10 +348,6 @@ class LocalCache:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == tag
         return not record.owns(path) and record.identity in ("", wanted.identity)
-
-    def _is_original(self, key: str, path: Path) -> bool:
-        """Return whether a path in the cache folder is the object itself, of a local dataset in the cache folder."""
-        return isinstance(self.storage, LocalStorage) and path == self.storage.folder / key
 
     def _from_peers(self, peers: PeerCaches, key: str, path: Path, wanted: Wanted) -> bool | None:
         """Take a copy from a peer to `path`; return whether a copy came, None while a peer downloads."""

@@ -31,6 +31,7 @@ from lmms_stream.doors.lmms_engine.datasets.processor import (
 )
 from lmms_stream.doors.lmms_engine.launch.cli import create_train_task
 from lmms_stream.errors import ConfigError, DataError
+from lmms_stream.processes.own_code import class_source
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import end_distributed
@@ -157,6 +158,12 @@ def test_what_is_registered_twice_or_cannot_be_read_is_refused(tokenizer: Path, 
             ):
                 type("Own", (base,), {name: lambda *_: None})
         type("Own", (base,), {"load_rows": lambda *_: None, "get_collator": lambda *_: None})
+    parts: Any
+    for parts, caller in ((Qwen2VLDataProcessor, "process"), (VisionCollator, "__call__")):
+        for name, remedy in parts.NOT_CALLED.items():
+            with pytest.raises(ConfigError, match=re.escape(f"overrides {name}, which nothing here calls: {remedy}")):
+                type("Own", (parts,), {name: lambda *_: None})
+            type("Own", (parts,), {name: lambda *_: None, caller: lambda *_: None})
     mapping_func.register_processor("none")(type("Bare", (), {"__init__": lambda *_: None}))
     with pytest.raises(ConfigError, match=r"Bare has no process: write process\(images, hf_messages\)"):
         _ = MultiModalDataset(
@@ -207,6 +214,24 @@ def test_the_overridden_load_from_json_is_called_at_every_entrance(tokenizer: Pa
         Clean(config | {"datasets": [entry | {"map": "a:b"}]}).build()
     with pytest.raises(ConfigError, match=r"are shards, whose samples load_from_json of .*CleanStream cannot change"):
         CleanStream(text_config(tmp_path, tokenizer, tmp_path) | {"dataset_format": "mds"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("return 1", "return 2"), ("LIMIT = 1", "LIMIT = 2"), ("class Own", "class Own(Helper)")]
+)
+def test_a_change_of_what_a_class_names_in_its_module_is_a_change_of_its_code(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = (
+        "LIMIT = 1\nclass Helper: pass\ndef clean(): return 1\nclass Own:\n    def load(self): return clean() + LIMIT\n"
+    )
+    texts = []
+    for number, text in enumerate((source, source, source.replace(before, after))):
+        (tmp_path / f"abc{number}_rows.py").write_text(text)
+        own = importlib.import_module(f"abc{number}_rows").Own
+        texts.append(class_source(own, asked="Own"))
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_models_are_chosen_as_theirs_are(tmp_path: Path) -> None:

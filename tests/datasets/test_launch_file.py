@@ -349,11 +349,15 @@ def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(
         assert (caplog.text.count(f"{name} (") == 1) == (TRAINER_ARGS[name].fate == "moot"), name
 
 
-def test_arguments_of_older_and_newer_versions_are_heard_or_refused(data: dict[str, Any], tmp_path: Path) -> None:
+def test_arguments_of_older_and_newer_versions_are_heard_or_refused(
+    data: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whichever version of transformers is installed."""
     of_both = {"warmup_ratio": 0.25, "activation_checkpointing": True, "overwrite_output_dir": True, "use_cache": False}
     args = data["trainer_args"] | {"output_dir": str(tmp_path), "save_safetensors": True, **of_both}
     _, arguments = read_launch(data | {"trainer_args": args}, source="f")
+    is_former = not hasattr(arguments, "overwrite_output_dir")
+    assert caplog.text.count("overwrite_output_dir (a run never empties its output_dir") == is_former
     found = train_config(arguments, world=World(world_size=1), steps_of=round)
     assert (found.warmup, found.gradient_checkpointing) == (1, True)  # a quarter of 4 steps
     for name, value in {
@@ -363,6 +367,9 @@ def test_arguments_of_older_and_newer_versions_are_heard_or_refused(data: dict[s
     }.items():
         with pytest.raises(ConfigError, match=f"{name} is '?{value}'?, which is not supported: "):
             planned_launch(data | {"trainer_args": {**args, name: value}}, source="f", world=World(world_size=1))
+    for name in ("max_length", "packing", "trust_remote_code"):  # of TRL's arguments
+        with pytest.raises(ConfigError, match=f"trainer_args has no '{name}'"):
+            read_launch(data | {"trainer_args": {**args, name: 1}}, source="f")
 
 
 def test_the_whole_of_what_their_launcher_writes_down_is_taken(data: dict[str, Any], tmp_path: Path) -> None:

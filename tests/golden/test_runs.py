@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lmms_stream.train.checkpoint import export, export_adapter
+from lmms_stream.train.checkpoint.export import export_checkpoint
 
 from .digests import STORED, changed_values, read_json
 from .run_cases import RUNS, SAVED, ledgers, train
@@ -32,6 +34,26 @@ def test_the_ledgers_of_a_stored_run_are_the_same(name: str, stored: Path, monke
     computed, expected = ledgers(name), FACTS[name]["ledgers"]
     for kind in ("checkpoint", "config") if name != "window" else ("checkpoint",):  # a new run has other packs
         assert changed_values(expected[kind], computed[kind]) == [], kind
+
+
+@pytest.mark.parametrize("name", ["deal", "lora"])
+def test_the_checkpoint_of_a_stored_run_is_exported_and_proved(
+    name: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stored)
+    checkpoint = Path(f"runs/{name}/checkpoints/step-{SAVED:08}").absolute()
+    proved: list[Path] = []
+    for module in (export, export_adapter):
+        prove = module.prove_written
+
+        def proof(*args: Any, prove: Any = prove) -> None:
+            prove(*args)
+            proved.append(args[0])
+
+        monkeypatch.setattr(module, "prove_written", proof)
+    folder = export_checkpoint(checkpoint, tmp_path / "out")
+    assert len(proved) == 1
+    assert {*folder.glob("*.safetensors")}
 
 
 def test_every_stored_run_has_a_case() -> None:

@@ -20,13 +20,13 @@ from lmms_stream.plan.packing import PackingConfig
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.train.model import loss
 from lmms_stream.train.model.build import ModelConfig
-from lmms_stream.train.report.step_costs import collectives
 from lmms_stream.train.run.counts import Votes, agree
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.settings import TrainConfig
 
 from tests.rounds import LONG
 from tests.train import vision
+from tests.train.step_costs import collectives
 
 from .divided_cases import EXPERTS
 from .sharding_job import whole

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lmms_stream.train.report.step_costs import collectives
 from lmms_stream.train.run import optimizers
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run.optimizers import build_optimizer
 from lmms_stream.train.run.settings import TrainConfig
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tests.train.step_costs import collectives
 
 
 class StackedExperts(torch.nn.Module):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from lmms_stream.doors.llama_factory import _MOOT, KEYS, V1_KEYS
 from lmms_stream.errors import LmmsStreamError
 
 from ..converters.sources.source_rows import json_lines, opened, read, write
@@ -32,7 +34,16 @@ def test_one_several_and_all_datasets_are_chosen(tmp_path: Path) -> None:
     assert read(info(tmp_path, a={"file_name": "0.json"})) == ROWS[:1]
 
 
-def test_files_folders_and_numbers_of_samples_are_meant_as_llama_factory_means_them(tmp_path: Path) -> None:
+def test_each_key_stands_in_the_page_with_its_effect() -> None:
+    page = (Path(__file__).parents[2] / "docs/llama_factory.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (honoured|moot|refused)[: ,]", page, re.M)
+    assert sorted(name for name, _ in rows) == sorted([*KEYS, *V1_KEYS])
+    assert {name for name, fate in rows if fate == "moot"} == {*_MOOT}
+
+
+def test_files_folders_and_numbers_of_samples_are_meant_as_llama_factory_means_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path / "all" / "train.jsonl", json_lines(ROWS[:2]))
     write(tmp_path / "all" / "test.jsonl", json_lines(ROWS[2:]))
     path = info(tmp_path, mine={"file_name": "all", "num_samples": 3, "split": "train", "file_sha1": "x"})
@@ -40,6 +51,9 @@ def test_files_folders_and_numbers_of_samples_are_meant_as_llama_factory_means_t
         assert [Path(source.name).name for source in sources] == ["test.jsonl", "train.jsonl"]
         folders = {unit.folder for source in sources for unit in source.units()}
     assert folders == {str(tmp_path)}  # media lie beside the description
+    assert [each.getMessage().partition("#")[2] for each in caplog.records] == [
+        f"mine: file_sha1 cannot matter here: {_MOOT['file_sha1']}"
+    ]
     assert read(f"{path}#mine") == [*ROWS[2:], ROWS[0]]
 
 

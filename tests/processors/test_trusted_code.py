@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lmms_stream.cli.main import main
 from lmms_stream.converters.convert import convert
+from lmms_stream.doors.huggingface.tokenizer import _take_template
+from lmms_stream.doors.lmms_engine.datasets.names import EngineDatasetConfig, processor_of
+from lmms_stream.doors.lmms_engine.datasets.processor import PureTextDataProcessor
+from lmms_stream.doors.lmms_engine.launch.file import dataset_of
+from lmms_stream.doors.relax.opening import open_dataset
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
@@ -17,6 +27,7 @@ from lmms_stream.processors.tokenizers import load_tokenizer
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.train.run_config import RunConfig
+from transformers import AutoTokenizer
 
 from ..rounds import in_long_rounds
 
@@ -52,6 +63,9 @@ def test_each_load_says_whether_code_is_trusted() -> None:
         options = " ".join(ast.unparse(each.value) for each in call.keywords if each.arg is None)
         is_passed = "trust_remote_code" in named or "trust_remote_code" in options or options == "options"
         assert is_passed or name in WITHOUT, f"{ast.unparse(call)} does not pass trust_remote_code"
+        assert not any(
+            each.arg == "trust_remote_code" and isinstance(each.value, ast.Constant) for each in call.keywords
+        )
 
 
 @pytest.fixture
@@ -85,6 +99,43 @@ def test_code_of_a_tokenizer_runs_only_if_it_is_trusted_and_the_dataset_says_so(
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
     convert([tmp_path / "rows.jsonl"], str(tmp_path / "out"), processor=processor, num_workers=1)
     assert json.loads((tmp_path / "out/_lmms/dataset.json").read_bytes())["trust_remote_code"] is True
+
+
+def test_the_printed_remedy_of_a_command_works(own_code: Path, tmp_path: Path, code_cache: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
+    command = ["convert", str(tmp_path / "rows.jsonl"), str(tmp_path / "out"), "--tokenizer", str(own_code)]
+    with pytest.raises(ConfigError, match=REFUSED) as refused:
+        load_tokenizer(str(own_code))
+    remedy = re.search(r"pass (--setting \S+) to a command", str(refused.value))
+    assert remedy is not None
+    assert (main([*command, "--workers", "1"]), main([*command, "--workers", "1", *remedy[1].split()])) == (1, 0)
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+def test_doors_pass_the_setting_on(
+    own_code: Path, tokenizer: Path, tmp_path: Path, code_cache: Path, trusts: bool
+) -> None:
+    said: dict[str, Any] = {"processor_name": str(own_code), "processor_type": "pure_text"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"input": "a"}))
+    data: dict[str, Any] = {"dataset_type": "vision", "dataset_path": str(rows)}
+    extra = {"extra_kwargs": {"trust_remote_code": trusts}}
+    args = argparse.Namespace(
+        hf_checkpoint=str(own_code), trust_remote_code=trusts, rollout_max_prompt_len=9, prompt_data=str(rows)
+    )
+    loads: list[Callable[[], Any]] = [
+        lambda: processor_of(EngineDatasetConfig(**data, processor_config=said | extra)),
+        lambda: processor_of(dataset_of(data | {"processor_config": said}, extra, source="x")),
+        lambda: PureTextDataProcessor(said | extra).tokenizer,
+        lambda: open_dataset(args)[0],
+        lambda: _take_template(AutoTokenizer.from_pretrained(tokenizer), str(own_code), trusts=trusts),
+    ]
+    for load in loads:
+        if trusts:
+            load()
+            continue
+        with pytest.raises((ConfigError, ValueError), match=r"has its own Python files|trust_remote_code"):
+            load()
 
 
 @in_long_rounds

@@ -20,9 +20,10 @@ from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from ..conftest import run_cli, write_tokens
+from ..processors.tiny_vlm import save_processor, tiny_config
 from ..proxy import FaultProxy
 from .runs import MODEL, VOCABULARY, trainer_of, write_small_run
 
@@ -186,6 +187,37 @@ def test_an_export_from_a_store_fetches_nothing_of_the_optimizer(
     weights = (out / "model.safetensors").stat().st_size
     assert stored[of_optimizer].num_bytes > 1.9 * weights
     assert stored[of_model].num_bytes < 1.5 * weights
+
+
+@pytest.mark.parametrize("fails", ["in the model", "alone"])
+def test_a_layer_that_fails_in_the_proof_is_no_proof(fails: str, tmp_path: Path) -> None:
+    model, written = (ModelConfig(config=MODEL).build().eval() for _ in range(2))
+    model.save_pretrained(tmp_path)
+    state, path = model.state_dict(), "model.layers.1.mlp.down_proj"
+    others = {f"{path}.weight": state[f"{path}.weight"].T.contiguous()}
+    if fails == "alone":
+        model.forward = lambda **_: None  # reaches no layer
+    with pytest.raises(CheckpointError, match=rf"is not the checkpoint's: {path} does not run \(mm: mat1"):
+        weight_files.prove_written(tmp_path, model, state.__getitem__, written, {**state, **others}.__getitem__)
+
+
+def test_the_proof_runs_media_of_a_real_processor(tmp_path: Path) -> None:
+    save_processor(tmp_path, "qwen2_vl")
+    model, written = (
+        AutoModelForImageTextToText.from_config(tiny_config("qwen2_vl", tmp_path)).eval() for _ in range(2)
+    )
+    model.save_pretrained(tmp_path)
+    ran: list[str] = []
+    for name, each in model.named_modules():
+        each.register_forward_hook(lambda *_, name=name: ran.append(name))
+    state = model.state_dict()
+    weight_files.prove_written(tmp_path, model, state.__getitem__, written, state.__getitem__)
+    assert ran.count("model.visual.blocks.0") == 2  # an image, and a video
+    damaged = {name: each + 0.1 * ("visual.merger.mlp.2.bias" in name) for name, each in state.items()}
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint's: \S*visual.merger.mlp.2 differs by \S+ on drawn inputs"
+    ):
+        weight_files.prove_written(tmp_path, model, state.__getitem__, written, damaged.__getitem__)
 
 
 def test_an_export_replaces_an_earlier_one_and_nothing_else(data: Path, tmp_path: Path) -> None:

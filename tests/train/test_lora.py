@@ -330,6 +330,8 @@ Q_PROJ: dict[str, Any] = {"target_modules": ["q_proj"]}
         ({**Q_PROJ, "layers_to_transform": [0, 9]}, "layers_to_transform has 9, .*: choose one of 0, 1"),
         ({**Q_PROJ, "rank_pattern": {"v_proj": 2}}, "an option of the adapter: .*rank_pattern .* were ignored"),
         ({**Q_PROJ, "alpha_pattern": {"x.q_proj": 2}}, "alpha_pattern has 'x.q_proj', which matches nothing"),
+        ({**Q_PROJ, "rank_pattern": {"q_proj[": 2}}, r"model.adapter has no regular expression in '.*q_proj\[.*unterm"),
+        ({"target_modules": "q_proj["}, "the adapter cannot be added: unterminated character set"),
         ({**Q_PROJ, "eva_config": {"rho": 2.0}}, "peft ignores an option of the adapter: `eva_config` .* not 'eva'"),
         ({**Q_PROJ, "init_lora_weights": "eva"}, "eva of an adapter reads data in a call before training"),
         ({**Q_PROJ, "alora_invocation_tokens": [3]}, "alora_invocation_tokens finds tokens .* by peft's own forward"),

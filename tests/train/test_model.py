@@ -356,6 +356,26 @@ def test_a_field_of_a_config_that_reaches_nothing_is_named(fields: dict[str, Any
         ModelConfig(config=fields if "_class_name" in fields else {**ONE_LAYER, **fields}).build()
 
 
+@pytest.mark.parametrize("mark", [{"architectures": ["X"]}, {"transformers_version": "4.41.2"}])
+def test_a_published_config_may_have_fields_that_reach_nothing(
+    mark: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys of published configs: vision_token_id, in_chans and spatial_patch_size of Qwen2.5-VL, and its sizes."""
+    vision = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "out_hidden_size": 8}
+    vision |= {"in_chans": 3, "spatial_patch_size": 14}
+    config = {**ONE_LAYER, "model_type": "qwen2_5_vl", "vocab_size": 64, "vision_token_id": 3, "vision_config": vision}
+    config |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]}}
+    with pytest.raises(ConfigError, match=r"model\.config.*reaches nothing"):
+        ModelConfig(config=config).build()
+    built: Any = ModelConfig(config=config | mark).build()
+    assert built.config.get_text_config().num_hidden_layers == built.config.vision_config.depth == 1
+    (told,) = [each.getMessage() for each in caplog.records if "reach nothing" in each.getMessage()]
+    names = ("vision_token_id", "vision_config.in_chans", "vision_config.spatial_patch_size")
+    assert all(f"model.config.{name}" in told for name in names)
+    with pytest.raises(ConfigError, match=r"num_hidden_layer reaches nothing: .*: did you mean 'num_hidden_layers'"):
+        ModelConfig(config=ONE_LAYER | mark | {"num_hidden_layer": 1}).build()
+
+
 def test_fields_by_another_name_and_of_files_are_known() -> None:
     written = {"architectures": ["LlamaForCausalLM"], "transformers_version": "4.57.0", "torch_dtype": "float32"}
     ModelConfig(config={**ONE_LAYER, **written, "rope_theta": 1e4, "vocab_size": 8}).build()

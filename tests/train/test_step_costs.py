@@ -12,11 +12,11 @@ from lmms_stream.signals import StopSignal
 from lmms_stream.train.loop import Loop
 from lmms_stream.train.model.loss import learnt_tokens
 from lmms_stream.train.model.sharding import fits
-from lmms_stream.train.report.step_costs import reads
 from lmms_stream.train.run.counts import StepReading
 
 from ..conftest import write_tokens
 from .runs import trainer_of, write_run
+from .step_costs import reads
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +102,30 @@ def test_items_are_packs_with_positions_that_separate_samples_and_labels_of_the_
             starts = create_varlen_metadata_for_document(inputs["positions"][row : row + 1]).cu_seq_q
             assert starts.tolist() == pack.cu_seqlens.tolist()  # padding, too, is a document
     assert next(items)[0]["input"].shape == (2, SEQ_LEN)  # of the next epoch
+
+
+@with_torchtitan
+def test_each_key_that_torchtitan_passes_has_an_effect_in_the_page(data: Path) -> None:
+    import torchtitan.trainer
+    from lmms_stream.doors.torchtitan import PASSED, PackedDataLoader
+
+    source = ast.parse(Path(torchtitan.trainer.__file__).read_text())
+    calls = [each for each in ast.walk(source) if isinstance(each, ast.Call)]
+    passed = next(each for each in calls if ast.unparse(each.func) == "config.dataloader.build").keywords
+    read = {*inspect.signature(PackedDataLoader.__init__).parameters} - {"self", "config", "others"}
+    assert {str(each.arg) for each in passed} == read | {*PASSED}
+    fields = {each.name for each in dataclasses.fields(PackedDataLoader.Config)}
+    page = (DOCS / "other_trainers.md").read_text()
+    for name in read | fields | {*PASSED}:
+        assert re.search(rf"^\| `{name}` \| (honoured|moot|refused)", page, re.M), name
+
+    def never(**_: Any) -> PackedLoader:
+        raise AssertionError
+
+    config = PackedDataLoader.Config(open_loader=never, dataset="c4")
+    for others in ({}, {"infinite": True}):
+        with pytest.raises(ConfigError, match=r"does not read dataset: leave it out, and name data in open_loader"):
+            config.build(dp_world_size=1, dp_rank=0, tokenizer=None, seq_len=1, local_batch_size=1, **others)
 
 
 @with_torchtitan

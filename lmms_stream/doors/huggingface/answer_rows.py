@@ -130,7 +130,14 @@ def _parts(row: Row) -> tuple[Any, Answers]:
         chosen, rejected = _messages(row["chosen"]), _messages(row["rejected"])
         prompt = row.get("prompt")
         if prompt is None or (isinstance(prompt, str) and _is_whole(chosen) and _is_whole(rejected)):
-            prompt, chosen, rejected = _taken_apart(chosen, rejected)
+            if isinstance(chosen, str):
+                num = num_shared(chosen, rejected)
+            else:
+                last = min(len(chosen), len(rejected)) - 1
+                num = next((index for index in range(last) if chosen[index] != rejected[index]), last)
+            if not num:
+                raise DataError("chosen and rejected begin differently, and there is no prompt: add the column prompt")
+            prompt, chosen, rejected = chosen[:num], chosen[num:], rejected[num:]
         answers = [(Role.CHOSEN, chosen), (Role.REJECTED, rejected)]
     else:
         prompt, answers = row["prompt"], [(Role(int(row["label"])), _messages(row["completion"]))]
@@ -152,18 +159,6 @@ def _messages(value: Any) -> Any:
 def _is_whole(answer: Any) -> bool:
     """Whether messages are a complete conversation, beginning with the prompt."""
     return not isinstance(answer, str) and answer[0].get("role") != "assistant"
-
-
-def _taken_apart(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """Return the common beginning of two texts or conversations, and the rest of each."""
-    if isinstance(chosen, str):
-        num = num_shared(chosen, rejected)
-    else:
-        last = min(len(chosen), len(rejected)) - 1
-        num = next((index for index in range(last) if chosen[index] != rejected[index]), last)
-    if not num:
-        raise DataError("chosen and rejected begin differently, and there is no prompt: add the column prompt")
-    return chosen[:num], chosen[num:], rejected[num:]
 
 
 # Rows of a datasets.Dataset with images: detection, and processors of their stored chats.

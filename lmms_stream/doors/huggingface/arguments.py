@@ -107,34 +107,30 @@ def arguments_of(config: TrainConfig) -> TrainingArguments:
     from transformers import TrainingArguments
 
     with _without_advice():
-        made = _arguments_of(config, TrainingArguments)
+        made = TrainingArguments(
+            output_dir=config.output_dir,
+            per_device_train_batch_size=config.per_device_batch,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_steps=-1 if config.max_steps is None else config.max_steps,
+            num_train_epochs=config.num_train_epochs or 1,
+            logging_strategy=_strategy(config.logging_steps),
+            logging_steps=_number_of(config.logging_steps) or 1,
+            logging_first_step=config.logging_first_step,
+            eval_strategy=_strategy(config.eval_steps),
+            eval_steps=_number_of(config.eval_steps) or None,
+            save_strategy=_strategy(config.save_steps),
+            save_steps=_number_of(config.save_steps) or 500,
+            save_total_limit=config.save_total_limit,
+            metric_for_best_model=config.best.metric or ("loss" if config.tracks_best else None),
+            greater_is_better=None if config.best.mode is None else config.best.mode == "max",
+            seed=config.seed,
+            use_cpu=not torch.cuda.is_available(),
+            report_to="none",
+            disable_tqdm=True,
+        )
     made.load_best_model_at_end = config.best.load  # set later: transformers' rules for steps do not apply
     return made
-
-
-def _arguments_of(config: TrainConfig, kind: type[TrainingArguments]) -> TrainingArguments:
-    return kind(
-        output_dir=config.output_dir,
-        per_device_train_batch_size=config.per_device_batch,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-        max_steps=-1 if config.max_steps is None else config.max_steps,
-        num_train_epochs=config.num_train_epochs or 1,
-        logging_strategy=_strategy(config.logging_steps),
-        logging_steps=_number_of(config.logging_steps) or 1,
-        logging_first_step=config.logging_first_step,
-        eval_strategy=_strategy(config.eval_steps),
-        eval_steps=_number_of(config.eval_steps) or None,
-        save_strategy=_strategy(config.save_steps),
-        save_steps=_number_of(config.save_steps) or 500,
-        save_total_limit=config.save_total_limit,
-        metric_for_best_model=config.best.metric or ("loss" if config.tracks_best else None),
-        greater_is_better=None if config.best.mode is None else config.best.mode == "max",
-        seed=config.seed,
-        use_cpu=not torch.cuda.is_available(),
-        report_to="none",
-        disable_tqdm=True,
-    )
 
 
 def _strategy(steps: int | str) -> str:

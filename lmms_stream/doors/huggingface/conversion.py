@@ -135,7 +135,11 @@ class Conversion:
         work = folder.with_name(f"{folder.name}.work")
         with _emptied(work):
             if reader is None:
-                report = self._stored_media(dataset, folder, work)
+                report = convert(
+                    dataset.with_format(None), str(work / "dataset"), kind=_KINDS[self.objective],
+                    map=None if self.objective else as_chat, processor=self._processor(folder), num_workers=1,
+                    work=work / "converting",
+                )  # fmt: skip
             else:
                 report = self._stored_tokens(dataset, reader, work, name=name)
             shutil.rmtree(folder, ignore_errors=True)  # a folder without dataset.json is incomplete
@@ -164,13 +168,6 @@ class Conversion:
         return convert(
             files, str(work / "dataset"), format="arrow", schema=SchemaOptions(kind="tokens", keep=tuple(others)),
             processor=TokensProcessor(), num_workers=1, work=work / "converting",
-        )  # fmt: skip
-
-    def _stored_media(self, dataset: Any, folder: Path, work: Path) -> ConvertReport:
-        return convert(
-            dataset.with_format(None), str(work / "dataset"), kind=_KINDS[self.objective],
-            map=None if self.objective else as_chat, processor=self._processor(folder), num_workers=1,
-            work=work / "converting",
         )  # fmt: skip
 
     def _wait(self, folder: Path, name: str) -> None:

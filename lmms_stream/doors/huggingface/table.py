@@ -89,17 +89,17 @@ def check_texts(arguments: Mapping[str, Any], *, source: str) -> None:
                 raise ConfigError(f"{source}: {each.name} must be a number, got {said!r}: write digits") from None
 
 
-def is_of_before(name: str, value: Any, source: str) -> bool:
-    """Whether the installed transformers no longer has an argument; ConfigError if the value matters."""
-    row = row_of(name)
-    if row is None:
-        return False
-    says_more = (
-        value is False if name == "save_safetensors" else value not in (None, False, "", 0, -1, "auto", "random")
-    )
-    if row.fate == "refused" and says_more:
+def effect_of_former(name: str, value: Any, source: str) -> str | None:
+    """Return the rule's text for an argument that only other versions of transformers have; "" for an unset value.
+
+    None for other names. ConfigError for a refused value.
+    """
+    row = next((each for each in fields.ROWS if each.name == name), None)
+    if row is None or value in ((True,) if name == "save_safetensors" else (None, False, "", 0, -1, "auto", "random")):
+        return None if row is None else ""
+    if row.fate == "refused":
         raise ConfigError(f"{source}: {name} is {value!r}, which is not supported: {row.text}")
-    return True
+    return row.text
 
 
 def markdown() -> str:

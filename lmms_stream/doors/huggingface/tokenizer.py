@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import plain_path
 from ...errors import ConfigError
-from ...processors.tokenizers import FastTokenizer
+from ...processors.tokenizers import FastTokenizer, check_trusted
 from .arguments import option
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def prepared(given: Any, arguments: TrainingArguments) -> Any:
         tokenizer.eos_token = end
     path = option(arguments, "chat_template_path")
     if path is not None:
-        _take_template(made, str(path))
+        _take_template(made, str(path), trusts=bool(option(arguments, "trust_remote_code")))
     padding = option(arguments, "pad_token") or tokenizer.pad_token or tokenizer.eos_token
     if padding is not None:
         _check_token(tokenizer, padding, "pad_token")
@@ -111,7 +111,7 @@ def _check_token(tokenizer: Any, token: str, name: str) -> None:
         )
 
 
-def _take_template(processing_class: Any, path: str) -> None:
+def _take_template(processing_class: Any, path: str, *, trusts: bool) -> None:
     """Set the template from a file, or from another tokenizer together with its end-of-text token."""
     if path.endswith((".jinja", ".j2")) and Path(path).is_file():
         processing_class.chat_template = Path(path).read_text(encoding="utf-8")
@@ -119,8 +119,9 @@ def _take_template(processing_class: Any, path: str) -> None:
     from transformers import AutoTokenizer
 
     try:
-        source = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        source = AutoTokenizer.from_pretrained(path, trust_remote_code=trusts)
     except (OSError, ValueError) as error:
+        check_trusted(error, path, trusts)
         raise ConfigError(
             f"args.chat_template_path {path} is neither a file *.jinja nor a tokenizer's folder or name "
             f"({str(error).splitlines()[0]}): name one of them"

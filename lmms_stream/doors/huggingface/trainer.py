@@ -146,7 +146,10 @@ class FSDP2SFTTrainer(PackedTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )  # fmt: skip
         functions.check(model=model, task=task, eval_dataset=eval_dataset)
-        _check_evaluates(args, eval_dataset)
+        strategy = "no" if args is None or isinstance(args, TrainConfig) else getattr(args, "eval_strategy", "no")
+        name = getattr(strategy, "value", strategy)
+        if eval_dataset is None and name != "no":
+            raise ConfigError(f"args.eval_strategy is {name}, and there is no eval_dataset: pass one, or set it to no")
         given = TrainerInputs(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=data_collator,
             processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
@@ -405,14 +408,6 @@ def _compared_by(task: Task | None) -> Compared | None:
     """Return the objective of a task that compares answers; None for another task."""
     name = getattr(task, "name", None)
     return name if name in get_args(Compared) else None
-
-
-def _check_evaluates(args: Any, eval_dataset: Any) -> None:
-    """Raise ConfigError for arguments of transformers that evaluate without an eval_dataset."""
-    strategy = "no" if args is None or isinstance(args, TrainConfig) else getattr(args, "eval_strategy", "no")
-    name = getattr(strategy, "value", strategy)
-    if eval_dataset is None and name != "no":
-        raise ConfigError(f"args.eval_strategy is {name}, and there is no eval_dataset: pass one, or set it to no")
 
 
 def _run_inputs(given: TrainerInputs) -> RunInputs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...errors import ConfigError, DataError
+from ...processes.own_code import class_source
 from ...processors.base import Processor
 from ...processors.media.facts import media_part
 from ...processors.media.images import decode_image
@@ -103,7 +103,7 @@ class EngineProcessor:
     def description(self) -> Mapping[str, Any]:
         """The class, its source code, and its config."""
         kind = type(self._made)
-        return {"class": kind.__qualname__, "code": inspect.getsource(kind), "config": self._said}
+        return {"class": kind.__qualname__, "code": class_source(kind, asked=kind.__name__), "config": self._said}
 
     def measure(self, sample: Sample) -> int:
         return len(self.process(sample)["input_ids"])

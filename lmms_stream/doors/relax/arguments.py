@@ -66,6 +66,7 @@ _SWITCHES: tuple[tuple[str, str], ...] = (
     ("--sort-prompts-by-length", "give long prompts first, among those that are asked for together"),
     ("--partial-rollout", "go on with unfinished responses, instead of beginning them anew"),
     ("--mask-offpolicy-in-partial-rollout", "leave out of the loss what earlier rollouts have generated"),
+    ("--trust-remote-code", "run the Python files in the folder of the tokenizer and the processor"),
     ("--use-audio-in-video", "hear the sound of videos, which is not supported yet"),
 )
 _DEFAULTS = {

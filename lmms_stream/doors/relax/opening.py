@@ -7,6 +7,7 @@ from typing import Any
 
 from ...checks import plain_path
 from ...errors import ConfigError
+from ...processors.tokenizers import check_trusted, load_tokenizer
 from .arguments import refuse_unheard, setting
 from .base import BaseDataset
 from .dataset import Dataset
@@ -70,11 +71,12 @@ def _settings(args: Any, *, max_length: int | None, tokenizer: Any = None) -> di
             "--apply-chat-template, --rollout-max-prompt-len, --eval-max-prompt-len and --multimodal-keys need "
             "hf_checkpoint (--hf-checkpoint): name the folder or hub id of the model"
         )
-    function = setting(args, "custom_prompt_path")
+    function, trusts = setting(args, "custom_prompt_path"), setting(args, "trust_remote_code")
+    named = load_tokenizer(checkpoint, trust_remote_code=True) if trusts and checkpoint else checkpoint
     limits = [setting(args, name) for name in ("image_max_token_num", "image_min_token_num")]
     return {
-        "tokenizer": checkpoint if tokenizer is None else tokenizer,
-        "processor": _processor(checkpoint) if keys and tokenizer is None else None,
+        "tokenizer": named if tokenizer is None else tokenizer,
+        "processor": _processor(checkpoint, trusts) if keys and tokenizer is None else None,
         "max_length": max_length,
         "prompt_key": setting(args, "input_key"),
         "multimodal_keys": keys,
@@ -98,14 +100,15 @@ def _of_teacher(args: Any) -> dict[str, Any]:
     return {"teacher_prompt_key": setting(args, "opd_teacher_prompt_key"), "teacher_multimodal_keys": keys}
 
 
-def _processor(path: str) -> Any:
+def _processor(path: str, trusts: bool) -> Any:
     """Load a processor of transformers; it counts the tokens of images."""
     from transformers import AutoProcessor
 
     path = str(plain_path("hf_checkpoint", path))
     try:
-        return AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        return AutoProcessor.from_pretrained(path, trust_remote_code=trusts)
     except (OSError, ValueError) as error:
+        check_trusted(error, path, trusts)
         raise ConfigError(
             f"processor {path!r} cannot be loaded ({str(error).splitlines()[0]}): name another processor"
         ) from error

@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from ...checks import plain_path
 from ...errors import ConfigError
+from ...processors.tokenizers import check_trusted
 from ...train.model.build import PlainModel
 from ...train.tasks.task import Draw, LossSum, Objective
 from ...types import Batch
@@ -154,8 +155,9 @@ def _begun(step: int | None, first: int) -> float:
 class Reconstruction:
     """Loss of each term, over the images of the global batch.
 
-    encoder: a vision model of transformers, its folder or its hub id; its weights do not change. image_size: of the
-    images (default: the encoder's). terms: the losses (default: the mean absolute error).
+    encoder: a vision model of transformers, its folder or its hub id; its weights do not change. trust_remote_code: run
+    Python files of this folder. image_size: of the images (default: the encoder's). terms: the losses (default: the
+    mean absolute error).
 
     The model is a decoder: the encoder's tokens of patches float32[n, patches, hidden] -> images [n, 3, S, S], -1 to 1;
     with HingeGAN an Adversary with this decoder.
@@ -163,13 +165,17 @@ class Reconstruction:
 
     collate: Callable[..., Batch] = staticmethod(collate_images)
 
-    def __init__(self, *, encoder: Any = None, image_size: int | None = None, terms: Sequence[Term] = (L1(),)):
+    def __init__(
+        self, *, encoder: Any = None, image_size: int | None = None, terms: Sequence[Term] = (L1(),),
+        trust_remote_code: bool = False,
+    ):  # fmt: skip
         if encoder is None:
             raise ConfigError(
                 "a reconstruction needs encoder, a vision model of transformers or its folder: give the trainer "
                 "task=Reconstruction(encoder=…), or the run's file task: {type: reconstruction, encoder: …}"
             )
-        self.encoder = VisionEncoder.load(encoder) if isinstance(encoder, str | Path) else VisionEncoder(encoder)
+        is_named = isinstance(encoder, str | Path)
+        self.encoder = VisionEncoder.load(encoder, trust_remote_code) if is_named else VisionEncoder(encoder)
         self.image_size = image_size or self.encoder.image_size
         self.terms = tuple(terms)
         self._weights = weights_of(self.terms)
@@ -260,18 +266,20 @@ class VisionEncoder:
         self._mean, self._std = (torch.tensor(each).view(1, 3, 1, 1) for each in (mean, std))
 
     @staticmethod
-    def load(path: str | Path) -> VisionEncoder:
+    def load(path: str | Path, trust_remote_code: bool = False) -> VisionEncoder:
         """Load the encoder of a folder or hub id, with the mean and deviation of its image processor."""
         import transformers
 
         path = plain_path("encoder", path)
         try:
-            model = transformers.AutoModel.from_pretrained(str(path), trust_remote_code=False)
+            model = transformers.AutoModel.from_pretrained(str(path), trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
+            check_trusted(error, str(path), trust_remote_code)
             message = " ".join(str(error).split())[:200]
             raise ConfigError(f"encoder {path} is not a model of transformers: {message}") from error
         try:
-            processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False)
+            options = {"trust_remote_code": trust_remote_code}
+            processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path), **options)
         except (OSError, ValueError):  # a folder without an image processor
             return VisionEncoder(model)
         return VisionEncoder(model, mean=processor.image_mean, std=processor.image_std)

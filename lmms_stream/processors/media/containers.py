@@ -34,11 +34,13 @@ def opened(
             stream = container.streams.best(kind)
             if stream is None or stream.codec_context is None:
                 raise DataError(f"it has no {kind} in a known codec: remove it, or write it with another codec")
-            if kind == "video" and stream.width * stream.height > MAX_FRAME_PIXELS:
-                raise DataError(
-                    f"it has frames of {stream.width} x {stream.height} pixels, more than {MAX_FRAME_PIXELS}: make it "
-                    "smaller before the conversion"
-                )
+            if kind == "video":
+                width, height = _shown(stream, stream)
+                if max(stream.width, width) * height > MAX_FRAME_PIXELS:
+                    raise DataError(
+                        f"it has frames of {width} x {height} pixels, more than {MAX_FRAME_PIXELS}: make it smaller "
+                        "before the conversion"
+                    )
             stream.thread_type, stream.codec_context.thread_count = "NONE", 1
             options = {"err_detect": "crccheck+explode"} if is_strict else {}
             if kind == "video":
@@ -126,8 +128,13 @@ def sound_facts(data: bytes, *, is_checked: bool = False) -> AudioFacts:
 
 def _size_shown(frame: Any, stream: Any) -> tuple[int, int]:
     """Width and height in square pixels, turned like the frame."""
-    width, height = max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), frame.height
+    width, height = _shown(frame, stream)
     return (height, width) if Turn.of(frame).swaps_axes else (width, height)
+
+
+def _shown(frame: Any, stream: Any) -> tuple[int, int]:
+    """Width and height in square pixels."""
+    return max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), frame.height
 
 
 class Turn(NamedTuple):

@@ -271,17 +271,14 @@ class _Totals:
             self.histograms[name] = histogram + facts.histograms[number]
             self.num_trained[name] = self.num_trained.get(name, 0) + facts.num_trained[number]
         for check, examples in facts.examples.items():
-            self._add_examples(check, examples)
+            shown = self.examples.setdefault(check, [])
+            for sample_id, excerpt in examples[: MAX_EXAMPLES - len(shown)]:
+                shown.append(Example(*self.place(sample_id), excerpt))
         self.sample_ids.append(task.first_id + task.indices)
         self.hashes.append(facts.hashes)
         self.sketches.append(facts.sketches)
         self.tokenizing_s += facts.tokenizing_s
         self.near_s += facts.near_s
-
-    def _add_examples(self, check: str, examples: Sequence[tuple[int, str]]) -> None:
-        shown = self.examples.setdefault(check, [])
-        for sample_id, excerpt in examples[: MAX_EXAMPLES - len(shown)]:
-            shown.append(Example(*self.place(sample_id), excerpt))
 
     def place(self, sample_id: int) -> Place:
         """Return the place of a sample of the dataset."""

@@ -43,7 +43,12 @@ def run_demo(output: Path, *, kind: Kind = "text", start: StartJob = Torchrun) -
     start: how its training jobs are started.
     """
     started = time.monotonic()
-    _make_room(output)
+    if output.exists() and any(output.iterdir()):
+        if not (output / MARKER).exists():
+            raise ConfigError(f"{output} holds files not written by a demo: pass another folder as --output")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / MARKER).touch()
     with s3_endpoint() as endpoint:
         console.print(f"S3 endpoint: {endpoint}, bucket {BUCKET}")
         material = _build(output, kind)
@@ -55,16 +60,6 @@ def run_demo(output: Path, *, kind: Kind = "text", start: StartJob = Torchrun) -
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     console.print(f"{time.monotonic() - started:.0f} s in all; the largest process took {peak:,.0f} MiB")
     return equal
-
-
-def _make_room(output: Path) -> None:
-    """An empty folder for this run; only one that an earlier demo made is emptied."""
-    if output.exists() and any(output.iterdir()):
-        if not (output / MARKER).exists():
-            raise ConfigError(f"{output} holds files not written by a demo: pass another folder as --output")
-        shutil.rmtree(output)
-    output.mkdir(parents=True, exist_ok=True)
-    (output / MARKER).touch()
 
 
 def _build(output: Path, kind: Kind) -> Material:

@@ -84,7 +84,25 @@ class WindowTimes:
             num_from_peers=sum(each.num_from_peers for each in self._of_nodes),
             peer_bytes=sum(each.peer_bytes for each in self._of_nodes),
             num_asked_only=sum(each.asked_only for each in self._downloads) if len(self._downloads) == 1 else None,
-            least_cache_limits=self._least_caches(packs_ahead, global_batch=config.global_batch),
+            least_cache_limits={
+                name: sum(
+                    least_cache_limit(
+                        self._sources.shards[name].stored[at],
+                        plan.samples_per_shard[at],
+                        zip_bytes=zip_bytes,
+                        block=plan.order.shuffle_block_size,
+                        num_canonical_nodes=plan.num_canonical_nodes,
+                        num_served=most_served(
+                            nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
+                        ),
+                        samples_ahead=self._sources.mixture.samples_ahead(
+                            name, packs_ahead, epoch=0, global_batch=config.global_batch
+                        ),
+                    )
+                    for at, zip_bytes in zip(plan.stream_shards, self._sources.zip_bytes[name], strict=True)
+                )
+                for name, plan in self._sources.plans.items()
+            },
             live_bytes=max(each.live_bytes for each in self._downloads),
             mean_bandwidth=num_bytes / cluster.num_nodes / total_s,
             needed_bandwidth=self._needed_bandwidth(),
@@ -171,28 +189,6 @@ class WindowTimes:
             )
             for node, (count, again, num_bytes, num_given, given_bytes) in enumerate(zip(*rounded, strict=True))
         )
-
-    def _least_caches(self, num_packs: int, *, global_batch: int) -> dict[str, int]:
-        """Least cache limit of each source. num_packs: number of packs ahead for the workers of a node."""
-        return {
-            name: sum(
-                least_cache_limit(
-                    self._sources.shards[name].stored[at],
-                    plan.samples_per_shard[at],
-                    zip_bytes=zip_bytes,
-                    block=plan.order.shuffle_block_size,
-                    num_canonical_nodes=plan.num_canonical_nodes,
-                    num_served=most_served(
-                        nodes=self._cluster.world.group_nodes, num_canonical_nodes=plan.num_canonical_nodes
-                    ),
-                    samples_ahead=self._sources.mixture.samples_ahead(
-                        name, num_packs, epoch=0, global_batch=global_batch
-                    ),
-                )
-                for at, zip_bytes in zip(plan.stream_shards, self._sources.zip_bytes[name], strict=True)
-            )
-            for name, plan in self._sources.plans.items()
-        }
 
     def _worker_bytes(self, config: StepConfig) -> int:
         sources = self._sources

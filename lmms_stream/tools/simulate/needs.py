@@ -89,7 +89,13 @@ class Needs:
         """
         waiting: list[Step] = []
         begins = cursor.step == 0
-        per_stretch = self._steps_per_stretch(cursor)
+        plans = self.mixture.plans
+        per_pack = max(
+            plan.epoch_size / self.mixture.plan_of(name, at).num_packs(at.epoch)
+            for name, plan in plans.items()
+            for at in [cursor.sources[name]]
+        )
+        per_stretch = max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
         for number in range(num_steps):
             step = self.mixture.step(cursor, global_batch=self.config.global_batch)
             if not step.num_packs:
@@ -104,15 +110,6 @@ class Needs:
                 waiting, begins = [], step.ends_epoch
         if waiting:
             yield self._stretch(waiting, first, begins)
-
-    def _steps_per_stretch(self, cursor: Cursor) -> int:
-        plans = self.mixture.plans
-        per_pack = max(
-            plan.epoch_size / self.mixture.plan_of(name, at).num_packs(at.epoch)
-            for name, plan in plans.items()
-            for at in [cursor.sources[name]]
-        )
-        return max(1, int(STRETCH_SEGMENTS / per_pack) // self.config.global_batch)
 
     def _stretch(self, stretch: Sequence[Step], first: int, begins: bool) -> StepNeeds:
         ranges = SourceRanges.joined([step.ranges for step in stretch])

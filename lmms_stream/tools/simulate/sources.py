@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ...checks import parse_bytes
 from ...errors import ConfigError
 from ...mds.core import HasCore, PackedDataset, core_of
-from ...mds.index import ShardInfo
 from ...mds.mixed import plans_of
 from ...mds.shard_list import ShardList
 from ...plan.block_packs import KEPT_SEGMENTS, LEAST_SEGMENTS
@@ -183,19 +182,15 @@ def _fills(core: PackedDataset) -> bool:
 
 def _shards(listed: ShardList) -> ShardCosts:
     if listed[0].meta is not None:  # shards of two files, which few datasets have: entry by entry
-        return _shards_of_two_files(listed)
+        files = [[info, *([] if info.meta is None else [info.meta])] for info in listed]
+        return ShardCosts(
+            stored=np.array([sum(each.size for each in mine) for mine in files], np.int64),
+            loaded=np.array([sum(each.zip_size or each.size for each in mine) for mine in files], np.int64),
+            requests=np.array([len(mine) for mine in files], np.int64),
+        )
     sizes, zip_sizes = listed.sizes, listed.zip_sizes
     loaded = np.where(zip_sizes > 0, zip_sizes, sizes)
     return ShardCosts(stored=sizes, loaded=loaded, requests=np.ones(len(sizes), np.int64))
-
-
-def _shards_of_two_files(infos: Sequence[ShardInfo]) -> ShardCosts:
-    files = [[info, *([] if info.meta is None else [info.meta])] for info in infos]
-    return ShardCosts(
-        stored=np.array([sum(each.size for each in mine) for mine in files], np.int64),
-        loaded=np.array([sum(each.zip_size or each.size for each in mine) for mine in files], np.int64),
-        requests=np.array([len(mine) for mine in files], np.int64),
-    )
 
 
 def _cut_anew(samples: NDArray[np.int64], shards: ShardCosts, shard_bytes: int) -> tuple[NDArray[np.int64], ShardCosts]:

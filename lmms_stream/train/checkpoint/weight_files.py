@@ -9,6 +9,7 @@ The format: https://huggingface.co/docs/safetensors, "Format".
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -291,6 +292,7 @@ def empty_model(folder: Path, found: Checkpoint, trust_remote_code: bool) -> Pre
 
 Read = Callable[[str], torch.Tensor]  # a tensor of a model by its name, on the CPU
 _NUM_TOKENS = 16
+_COLLECTED_BYTES = 1 << 28  # of weights, before their memory is given back
 _MOST_ROUNDINGS = 2.0  # differences up to so many times the effect of rounding each weight
 _SMALLEST_ROUNDING = 2.0**-20  # relative: sums in float32 round more than float32 weights
 
@@ -345,7 +347,7 @@ def prove_written(
     waiting = {path: each for path, each in written.named_modules() if _is_compared(each)}
 
     def compare(path: str, args: Any, kwargs: Any, expected: Any) -> None:
-        layer, leaves, found = waiting.pop(path), _numbers(expected), []
+        layer, leaves, found = waiting[path], _numbers(expected), []
         for noise["size"] in (0.0, max(rounding, _SMALLEST_ROUNDING)):
             found.append(_numbers(layer(*args, **kwargs)))
             if len(found) == 1 and all(map(torch.equal, leaves, found[0])):
@@ -360,25 +362,35 @@ def prove_written(
                 )
 
     def hook(path: str, _: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if path in waiting:
-            compare(path, args, kwargs, output)
+        try:
+            if path in waiting:
+                compare(path, args, kwargs, output)
+        except LmmsStreamError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"the written model is not the checkpoint's: {path} does not run ({error})"
+            ) from error
+        waiting.pop(path, None)
+
+    def tried(run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except LmmsStreamError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
+            logger.warning("layers of the model are compared alone, because it does not run here: %s", error)
 
     for path in waiting.keys() & layers.keys():
         layers[path].register_forward_hook(partial(hook, path), with_kwargs=True)
     with torch.no_grad():
-        try:
-            run_drawn(model, folder, drawn, num_tokens=_NUM_TOKENS)
-        except LmmsStreamError:
-            raise
-        except Exception as error:  # noqa: BLE001  # a model's own code raises many kinds of errors
-            logger.warning("each layer of the model is compared alone, because the model does not run here: %s", error)
+        tried(partial(run_drawn, model, folder, drawn, num_tokens=_NUM_TOKENS))
         for path, layer in [*waiting.items()]:
             if path not in layers:
                 raise CheckpointError(f"the written model has {path}, which the checkpoint's model does not have")
             if (given := _drawn_input(layer, drawn)) is not None:
-                layers[path](given)
-                continue
-            for name, tensor in {**layer._parameters, **layer._buffers}.items():
+                tried(partial(layers[path], given))
+            for name, tensor in {**layer._parameters, **layer._buffers}.items() if path in waiting else ():
                 if tensor is not None and name not in layer._non_persistent_buffers_set:
                     (one,), (two,) = _numbers(getattr(run_module(layers[path]), name) + 0), _numbers(tensor + 0)
                     if one.shape != two.shape or ((one - two).abs() > 2 * rounding * one.abs()).any():
@@ -410,8 +422,16 @@ def _numbers(found: Any) -> list[torch.Tensor]:
 def _read_at_use(model: torch.nn.Module, read: Read, noise: Mapping[str, float]) -> None:
     """Replace the tensors of a model by tensors read at each use, changed up or down by chance by the noise's size."""
 
+    num_bytes = 0
+
     def values(name: str) -> torch.Tensor:
+        nonlocal num_bytes
         tensor = read(name)
+        num_bytes += tensor.nbytes
+        if num_bytes > _COLLECTED_BYTES:
+            gc.collect()  # reading a checkpoint leaves circles of objects with its tensors
+            give_back_memory()
+            num_bytes = 0
         if not tensor.is_floating_point():
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))

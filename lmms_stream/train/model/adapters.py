@@ -84,7 +84,12 @@ def new_peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfi
     options: Mapping[str, Any] = config if isinstance(config, Mapping) else config.to_dict()
     modules, parameters = dict(model.named_modules()).keys(), dict(model.named_parameters()).keys()
     _check_options(options)
-    _check_names(options, modules=modules, targets=modules, parameters=parameters)
+    try:
+        _check_names(options, modules=modules, targets=modules, parameters=parameters)
+    except re.error as error:
+        raise ConfigError(
+            f"model.adapter has no regular expression in {error.pattern!r} ({error.msg}): correct it"
+        ) from error
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = peft_model(model, config)
@@ -170,7 +175,7 @@ def peft_model(model: PreTrainedModel, config: Mapping[str, Any] | PeftConfig) -
         made = peft.get_peft_model(model, config)
     except LmmsStreamError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, NotImplementedError, ImportError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, NotImplementedError, ImportError, re.error) as error:
         raise ConfigError(f"the adapter cannot be added: {' '.join(str(error).split())}") from error
     assert isinstance(made, peft.PeftModel)
     return made

@@ -23,7 +23,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...checks import check_fields
-from ...errors import ConfigError, LmmsStreamError, did_you_mean, if_folder_of_lfs_pointers, nearest_name
+from ...errors import (
+    ConfigError,
+    LmmsStreamError,
+    did_you_mean,
+    if_folder_of_lfs_pointers,
+    nearest_name,
+    num_unmatched,
+)
 from ...processes.own_code import own_code
 from ...processors.families.family import AUTO_CLASS
 from ...processors.families.registry import family_of_model
@@ -255,8 +262,9 @@ class ModelConfig:
             import_module(".slow_fast", __package__).with_slow_frames(config, self.slow_every)
         own = own or class_of_slow_frames(config.to_dict())
         auto, model_class = (None, own) if own is not None else self._classes(config)
-        if self.config is not None:
-            check_keys(self.config, config, model_class)
+        unread = unread_keys(self.config or {}, config, model_class)
+        if unread and (not dist.is_initialized() or dist.get_rank() == 0):
+            logger.warning("fields of the published config that reach nothing: %s", ", ".join(unread))
         choices, left_out = implementations(self.attention, model_class, config)
         named = None if self.attention == "auto" else self.attention
         options: dict[str, Any] = {"attn_implementation": named, "dtype": getattr(torch, self.dtype)}
@@ -374,36 +382,44 @@ def class_of_slow_frames(config: Mapping[str, Any]) -> Any:
     return import_module(".slow_fast", __package__).LlavaOnevisionForConditionalGeneration
 
 
-def check_keys(
-    fields: Mapping[str, Any], config: PretrainedConfig, *classes: Any, prefix: str = "model.config."
-) -> None:
-    """Raise ConfigError for a field that the config's class does not declare, and no code of class or model reads.
+def unread_keys(
+    fields: Mapping[str, Any], config: PretrainedConfig, *classes: Any, prefix: str = "model.config.",
+    is_published: bool = False,
+) -> list[str]:  # fmt: skip
+    """Return the fields of a published config that its class does not declare, and no code of class or model reads.
 
-    The field of a part may stand among the fields of the whole if the config passes its value to the part. classes: of
-    the model, and of configs around this config.
+    Published: with fields that transformers writes. ConfigError for such a field in other configs, and for a misspelt
+    field. The field of a part may stand among the fields of the whole if the config passes its value to the part.
+    classes: of the model, and of configs around this config.
     """
+    is_published = is_published or not _WRITTEN.isdisjoint(fields)
     parts = {name: each for name, each in vars(config).items() if hasattr(each, "sub_configs")}
     kind: Any = type(config)
     own, classes = _declared(kind), (*classes, kind)
     read = {name for each in (*classes, _modelling(kind)) for name in _read_names(each)}
+    known, unread = own | {"rope_theta", "rope_scaling"}, []
     for name, value in fields.items():
-        of_parts = {part: each for part, each in parts.items() if name in _declared(each.__class__)}
         if name in parts and isinstance(value, Mapping):
-            check_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.")
+            unread += unread_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.", is_published=is_published)
             continue
+        of_parts = {part: each for part, each in parts.items() if name in _declared(each.__class__)}
         is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
-        if of_parts and not is_passed:
+        nearest = nearest_name(name, known)
+        if is_passed or name == "model_type" or (name in read and not of_parts):
+            _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
+        elif is_published and (of_parts or num_unmatched(name, nearest) > _MOST_MISTYPED):
+            unread.append(f"{prefix}{name}")
+        elif of_parts:
             raise ConfigError(
                 f"{prefix}{name} reaches nothing: write {' or '.join(f'{prefix}{part}.{name}' for part in of_parts)}"
             )
-        if not is_passed and name not in read and name != "model_type":
-            known = own | {"rope_theta", "rope_scaling"}
-            remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(name, known)!r}")
+        else:
+            remedy = did_you_mean(name, sorted(known), otherwise=f"the nearest is {nearest!r}; leave it out")
             raise ConfigError(
                 f"{prefix}{name} reaches nothing: {type(config).__name__} does not declare it, and the model's code "
                 f"does not read it: {remedy}"
             )
-        _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
+    return unread
 
 
 def _check_rope(name: str, value: Any, read: set[str]) -> None:
@@ -426,6 +442,8 @@ def _declared(config_class: Any) -> set[str]:
     return {*names, *config_class.attribute_map, *config_class.sub_configs} - {"self", "args", "kwargs"}
 
 
+_WRITTEN = {"architectures", "transformers_version"}  # fields of a config that transformers has written
+_MOST_MISTYPED = 2  # letters of a name without a partner in the known name
 _READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,]\s*)\"(\w+)\"|\[\"(\w+)\"\]")
 
 

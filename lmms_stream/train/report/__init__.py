@@ -7,6 +7,5 @@ alerts      unusual figures -> warnings, with packs, samples and source rows
 left_out    warnings of samples left out, or too long for a pack
 run_log     output of a run: records, progress, traces, reporters, the log next to checkpoints
 train_log   the log, a record a line, written and read
-step_costs  collectives of a step, and reads for which the host waits
 standstill  stacks of stalled ranks, and the ranks holding up the run
 """

@@ -113,3 +113,7 @@ def test_decompression_bombs_are_refused_before_they_are_decoded() -> None:
     assert large != data
     with pytest.raises(DataError, match=r"frames of 65535 x 65535 pixels, more than 178956970: make it smaller"):
         facts_of(large, "video")
+    shown = video_bytes(num_frames=2, pixel_aspect=Fraction(4, 3))
+    at = shown.index(b"pasp") + 4
+    with pytest.raises(DataError, match=r"frames of \d{11} x 48 pixels, more than 178956970: make it smaller"):
+        facts_of(shown[:at] + (2**31 - 1).to_bytes(4, "big") + shown[at + 4 :], "video")

@@ -7,7 +7,6 @@ killed process leaves its work, and the next process resumes it.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import os
@@ -31,6 +30,7 @@ from ....errors import ConfigError, DataError, ObjectMissingError
 from ....mds.index import DATASET_NAME
 from ....processes.bar import terminal_bar
 from ....processes.interpreter import call_in_interpreter
+from ....processes.own_code import class_source
 from ....processes.pool import obstacle
 from ....processors.base import Processor, processor_fingerprint
 from ....storage.cache import home_folder
@@ -61,16 +61,8 @@ class RowLoader:
 
     @property
     def code(self) -> str:
-        """Hash of the source code of the dataset's own classes; ConfigError without source code."""
-        others = ("lmms_stream.", "torch.", "typing", "builtins", "collections.", "abc")
-        own = [each for each in type(self.dataset).__mro__ if not each.__module__.startswith(others)]
-        try:
-            text = "".join(map(inspect.getsource, own))
-        except (OSError, TypeError) as error:
-            raise ConfigError(
-                f"{self.name} has no source file, so its changes would not be detected: write the class to a file"
-            ) from error
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        """Hash of the source code of the dataset's own classes: see class_source."""
+        return hashlib.blake2b(class_source(type(self.dataset), asked=self.name).encode(), digest_size=16).hexdigest()
 
     def named(self, folder: str | None) -> str:
         """Make the method known to conversions in this process, for rows with media in a folder; return its name."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from ....checks import NamedLikeTheirs
 from ....loader.collate import PackCollator
 from ....processors.base import IGNORED_LABEL
 
 __all__ = ["BagelCollator", "LLaVACollator", "VisionCollator"]
 
 
-class VisionCollator(PackCollator):
+class VisionCollator(NamedLikeTheirs, PackCollator):
     """Collator of get_collator(), which also accepts the output of `processor`.
 
     For mappings from a processor, or lists of mappings, return input_ids, labels and attention_mask, int64[B, T] each,
-    padded at the end, and every other tensor of all samples concatenated on axis 0.
+    padded on the tokenizer's side, and every other tensor of all samples concatenated on axis 0.
     """
+
+    NOT_CALLED: ClassVar = dict.fromkeys(("image_token_id", "pad_sequence"), "override __call__")
+    CALLER: ClassVar = "__call__"
 
     def __init__(self, processor: Any = None):
         self.processor = processor
@@ -29,13 +33,14 @@ class VisionCollator(PackCollator):
         if sample_ids is not None or not samples or not all(isinstance(each, Mapping) for each in samples):
             return super().__call__(packs, sample_ids, **options)
         ids = [torch.as_tensor(each["input_ids"]) for each in samples]
-        padding = getattr(getattr(self.processor, "tokenizer", None), "pad_token_id", None)
+        tokenizer = getattr(self.processor, "tokenizer", None)
+        padding, side = getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "padding_side", "right")
         fillings = {"input_ids": padding or 0, "labels": IGNORED_LABEL, "attention_mask": 0}
         columns: dict[str, list[torch.Tensor]] = {"attention_mask": [torch.ones_like(each) for each in ids]}
         for name in dict.fromkeys(name for each in samples for name in each if name != "attention_mask"):
             columns[name] = [torch.as_tensor(each[name]) for each in samples if name in each]
         return {
-            name: pad_sequence(each, True, fillings[name]) if name in fillings else torch.cat(each)
+            name: pad_sequence(each, True, fillings[name], side) if name in fillings else torch.cat(each)
             for name, each in columns.items()
         }
 

@@ -32,6 +32,7 @@ LLAVA_VIDEO_KEYS = {  # keys of extra_kwargs for dataset_type llava_video -> the
 BAGEL = "bagel"
 MEDIA_KEYS = ("image_max_pixels", "image_min_pixels", "video_max_pixels", "video_min_pixels", "audio_max_length")
 OMNI_KEYS = (*MEDIA_KEYS, "use_audio_in_video")
+TRUST = "trust_remote_code"
 IMAGE_KEYS = ("image_size", "flip", "augment_seed")
 VIDEO_DEFAULTS: Mapping[str, Any] = {
     "video_max_pixels": 602112, "video_min_pixels": 3136, "video_max_frames": 768, "frame_num": 64, "fps": 1.0,
@@ -350,7 +351,8 @@ def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
             "to a trainer, which takes the model's"
         )
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
-    extra = said.get("extra_kwargs") or {}
+    extra = dict(said.get("extra_kwargs") or {})
+    trust: dict[str, Any] = {TRUST: bool(extra.pop(TRUST, False))}
     is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
     if is_bagel != (kind == BAGEL):
         raise ConfigError(
@@ -359,22 +361,22 @@ def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
         )
     if kind == BAGEL:
         bagel = build_config(BagelSettings, extra, source="processor_config.extra_kwargs")
-        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=bagel)
+        return ProcessorConfig(type="bagel", tokenizer=str(name), bagel=bagel, **trust)
     check_names(extra, OMNI_KEYS if kind == "omni" else MEDIA_KEYS, "processor_config.extra_kwargs")
     if dataset_type_of(config).kind == "text":
-        return ProcessorConfig(type="text", tokenizer=str(name))
+        return ProcessorConfig(type="text", tokenizer=str(name), **trust)
     if kind == "chat":
         if extra:
             raise ConfigError(
                 f"processor_config.extra_kwargs {', '.join(extra)} is for images and videos, and processor_type "
                 f"{said['processor_type']!r} reads text: leave it out"
             )
-        return ProcessorConfig(type="chat", tokenizer=str(name))
+        return ProcessorConfig(type="chat", tokenizer=str(name), **trust)
     settings: dict[str, Any] = {} if kind == "audio" else _video_settings(config, said["processor_type"])
     settings |= extra
     if (config.extra_kwargs or {}).get("use_audio_in_video"):
         settings["use_audio_in_video"] = True
-    return ProcessorConfig(type=kind, path=str(name), **settings)
+    return ProcessorConfig(type=kind, path=str(name), **trust, **settings)
 
 
 def _image_config(said: Mapping[str, Any]) -> ProcessorConfig:

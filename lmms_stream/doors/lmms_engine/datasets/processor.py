@@ -7,18 +7,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ....checks import NamedLikeTheirs
 from ....config import build_config
 from ....errors import ConfigError, DataError
 from ....extras import need
 from ....processors.base import Processor
 from ....processors.media.facts import facts_of
-from .names import LLAVA_ONEVISION, PROCESSORS, EngineDatasetConfig, processor_of, with_media_keys
+from ....processors.media.image_header import eight_bits
+from .names import LLAVA_ONEVISION, PROCESSORS, TRUST, EngineDatasetConfig, processor_of, with_media_keys
 
 __all__ = [
     "BagelDataProcessor",
@@ -51,9 +53,18 @@ class ProcessorConfig:
     extra_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-class DataProcessor:
+class DataProcessor(NamedLikeTheirs):
     """Our processor under LMMS Engine's name. build() reads its folder; before, its use raises ConfigError."""
 
+    NOT_CALLED: ClassVar = dict.fromkeys(
+        ("_build_processor", "_calculate_video_tokens", "_expand_encode_id_audio_tokens",
+         "_expand_encode_id_image_tokens", "_expand_encode_id_video_tokens", "_expand_visual_tokens", "_process_t2i",
+         "_process_t2t", "audio_processor", "audio_token_id", "chat_template_no_system", "get_qwen_template_labels",
+         "get_video_template_labels", "image_token_id", "inject_time_instruction", "sampling_rate", "special_tokens",
+         "video_token_id"),
+        "make the tokens in process(images, hf_messages), and register the processor",
+    )  # members of LMMS Engine's processors # fmt: skip
+    CALLER: ClassVar = "process"
     dataset_type = "vision"
 
     def __init__(self, config: ProcessorConfig | Mapping[str, Any]):
@@ -79,17 +90,22 @@ class DataProcessor:
         return self._made
 
     @property
+    def trusts(self) -> bool:
+        """Whether Python files of the processor's folder may run."""
+        return bool((self.config.extra_kwargs or {}).get(TRUST))
+
+    @property
     def tokenizer(self) -> Any:
         """Load the folder's tokenizer of transformers."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.config.processor_name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(self.config.processor_name, trust_remote_code=self.trusts)
 
     def save_pretrained(self, path: str) -> None:
         """Write transformers' processor to a folder."""
         from transformers import AutoProcessor
 
-        loaded = AutoProcessor.from_pretrained(self.config.processor_name, trust_remote_code=False)
+        loaded = AutoProcessor.from_pretrained(self.config.processor_name, trust_remote_code=self.trusts)
         loaded.save_pretrained(path)
 
     def process(
@@ -127,13 +143,17 @@ class DataProcessor:
 
 def _png(image: Any) -> bytes:
     data = io.BytesIO()
-    image.convert("RGB").save(data, "PNG")
+    eight_bits(image).convert("RGB").save(data, "PNG")
     return data.getvalue()
 
 
 def _wav(samples: NDArray[np.float32], rate: int) -> bytes:
-    data, soundfile = io.BytesIO(), need("soundfile", by="audios")
-    soundfile.write(data, np.asarray(samples, np.float32), rate, format="WAV", subtype="FLOAT")
+    data, soundfile, waves = io.BytesIO(), need("soundfile", by="audios"), np.asarray(samples)
+    if waves.dtype.kind != "f":
+        raise DataError(
+            f"a sound has samples of type {waves.dtype}, expected floats from -1 to 1: divide by full scale"
+        )
+    soundfile.write(data, waves.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return data.getvalue()
 
 

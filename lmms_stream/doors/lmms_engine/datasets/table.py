@@ -17,7 +17,7 @@ THEIRS = {
     "dataset_format": "of what dataset_path names (default: told by name and content). `yaml`: a list of sources, in that file or in `datasets`. `mds`, or a URL without a format: shards that are there",
     "dataset_path": "a file, folder, glob or URL; with hf_dataset a hub id or a saved folder; with yaml the list",
     "datasets": "a list of sources `{path, data_folder, data_type}`, each with settings of its own (columns, tags, limit, …); it wins over dataset_path",
-    "processor_config": "`{processor_name, processor_type, extra_kwargs}`: a folder or hub id, its type, and image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, as the processor counts them, audio_max_length, in extra_kwargs or beside it; of sit and rae_siglip no folder, and image_size, flip, augment_seed; of bagel a tokenizer, and the settings in docs/bagel.md",
+    "processor_config": "`{processor_name, processor_type, extra_kwargs}`: a folder or hub id, its type, and image_max_pixels, image_min_pixels, video_max_pixels, video_min_pixels, as the processor counts them, audio_max_length, in extra_kwargs or beside it, and trust_remote_code in extra_kwargs (in a launch file model_config's, too); of sit and rae_siglip no folder, and image_size, flip, augment_seed; of bagel a tokenizer, and the settings in docs/bagel.md",
     "packing": "whether samples share packs (fineweb_edu: True unless it is said); otherwise each pack is one sample",
     "packing_strategy": "first_fit, best_fit, even_fit, next_fit, window_N (balanced is taken as best_fit); MultiModalIterableDataset: first_fit (a pack is flushed when it is full), best_fit, balanced, others as first_fit",
     "packing_length": "tokens of a pack",

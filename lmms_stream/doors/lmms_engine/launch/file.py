@@ -16,8 +16,8 @@ from ....train.model.build import DIFFUSERS_CLASS, ModelConfig
 from ....train.run.settings import FsdpConfig
 from ....types import World
 from ....versions.transformers import as_installed
-from ...huggingface.table import check_refused, check_texts, is_of_before
-from ..datasets.names import TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
+from ...huggingface.table import check_refused, check_texts, effect_of_former
+from ..datasets.names import PROCESSORS, TRUST, TYPES, EngineDatasetConfig, LaunchedDatasetConfig, dataset_type_of
 
 # Each key of trainer_args and model_config that LMMS Engine adds to transformers, with its fate: honoured (sets our
 # values), moot (a warning gives the reason) or refused by name.
@@ -36,10 +36,6 @@ class Key:
     fate: str
     text: str
     same: Callable[[Any], bool] = lambda value: not value
-
-
-def _is_one(value: Any) -> bool:
-    return value in (None, 1)
 
 
 def _is_default(default: Any) -> Callable[[Any], bool]:
@@ -125,7 +121,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
     moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
     warn(moot, source="trainer_args")
-    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if not _is_one(said.get(name))}
+    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if said.get(name) not in (None, 1)}
     if frozen := said.get("freeze_modules"):
         values["frozen"] = [
             f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
@@ -417,6 +413,9 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     elif processor and not processor.get("processor_name") and model.get("load_from_pretrained_path"):
         processor["processor_name"] = str(model["load_from_pretrained_path"])
         said["processor_config"] = processor
+    has_folder = processor.get("processor_type") in PROCESSORS.keys() - IMAGE_PROCESSORS.keys()
+    if has_folder and (model.get("extra_kwargs") or {}).get(TRUST):
+        said["processor_config"] = processor | {"extra_kwargs": {TRUST: True, **(processor.get("extra_kwargs") or {})}}
     dataset = build_config(LaunchedDatasetConfig, said, source=source)
     if dataset.dataset_type is None:
         raise ConfigError(f"{source}.dataset_type is missing: set it, for example to vision")
@@ -471,11 +470,12 @@ def _arguments(said: Mapping[str, Any], *, source: str, streams: bool) -> tuple[
     theirs = {field.name for field in dataclasses.fields(TrainingArguments)}
     said = as_installed(said, theirs)
     known = {*theirs, *TRAINER_ARGS}
-    said = {name: value for name, value in said.items() if name in known or not is_of_before(name, value, source)}
-    check_names(_asked(said), known, source)
+    effects = {name: effect_of_former(name, value, source) for name, value in said.items() if name not in known}
+    warn([f"{name} ({effect})" for name, effect in effects.items() if effect], source="trainer_args")
+    check_names([name for name in _asked(said) if effects.get(name) is None], known, source)
     arguments = {name: value for name, value in said.items() if name in theirs - {*OF_TRANSFORMERS_TOO}}
     check_texts(arguments, source=source)
-    if arguments.get("train_sampling_strategy") == "sequential":
+    if said.get("train_sampling_strategy") == "sequential":
         raise ConfigError(
             f"{source}: train_sampling_strategy is 'sequential', which is not supported: set dataset_config.shuffle to "
             "false"

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import lmms_stream
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
@@ -34,7 +35,7 @@ _ON_HOST = {
     "count_step", "gather", "units", "check_tokens", "check_lengths", "join", "seed_step", "record",
     "total", "agree", "_gathered_ids", "ids_on_host", "digest_words", "_attend", "router_loss",
 }  # fmt: skip
-_HOME = str(Path(__file__).parents[2])
+_HOME = str(Path(lmms_stream.__file__).parent)
 
 
 @contextmanager
