@@ -24,8 +24,9 @@ from .row_kind import ReadOptions, RowKind
 from .schemas import MESSAGES, TEXT, Schema
 from .side_columns import check_each_row, check_side_columns
 from .speakers import untagged
+from .vendors import usual_row
 
-ROWS_VERSION = 11  # raised when rows are stored differently
+ROWS_VERSION = 12  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,13 +151,6 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     """
     if not rows:
         raise DataError("there are no rows, so the kind of rows is unknown: name a source with rows")
-    if options.tags or options.dataset_info:
-        return _find_renamed(rows, options)
-    return _find(rows, options)
-
-
-def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """Return the mapper for rows with other names for columns or for keys of messages."""
     names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
     if info is not None:
         info.check_columns(names)
@@ -165,17 +159,21 @@ def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> 
     if not found:
         raise next(each for each in made if isinstance(each, DataError))
     mapper = _find(found, options)
-    if info is None:
-        return mapper
-    description = info.describe(names, kept=list(mapper.kept))
+    if info is not None:
+        return replace(mapper, names=filled_names(rows), description=info.describe(names, kept=list(mapper.kept)))
+    rules = dict.fromkeys(usual_row(row)[1] for row in rows) if found != list(rows) and not options.tags else ()
+    description = "; ".join(filter(None, (mapper.description, *rules)))
     return replace(mapper, names=filled_names(rows), description=description)
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
     """Return a row with the usual names of columns and keys."""
     info = options.dataset_info
+    if info is None and options.tags:
+        return untagged(values, options.tags)
     if info is None:
-        return untagged(values, options.tags) if options.tags else values
+        is_asked = options.kind or options.columns or options.keep
+        return values if is_asked else usual_row(values)[0]
     row = info.align(values)
     others = values.keys() - row.keys() - set(info.columns.values()) if options.keep else ()
     return {**row, **{name: values[name] for name in values if name in others}}
