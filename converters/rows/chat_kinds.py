@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from shlex import quote
 from typing import Any
 
 import orjson
@@ -18,6 +17,7 @@ from ...types import Sample
 from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
 from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, parse_json, unpacked
+from .remedies import Choice, UndecidedError
 from .row_kind import ReadOptions
 from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
 from .vendors import usual_messages
@@ -113,10 +113,9 @@ def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> 
         answers = "assistant" if _AS_PROMPT.get(role) == "response" else ""
         if role in _AS_PROMPT and _mostly(partial(messages_in, speaker=answers), texts):
             named = {_AS_PROMPT[each]: column for each, column in found.items() if each in _AS_PROMPT}
-            said = " ".join(quote(f"{each}={column}") for each, column in named.items())
-            raise DataError(
-                f"column {name} holds lists of messages as JSON text, but this column is read as plain text: pass "
-                f"--columns {said} to read the messages"
+            raise UndecidedError(
+                f"column {name} holds lists of messages as JSON text, but this column is read as plain text",
+                [Choice(columns=named, why="reads the messages")],
             )
 
 

@@ -15,11 +15,12 @@ from .chat_kinds import check_texts
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
-from .media_columns import any_holds_media, check_media_columns
-from .nearest import no_kind
+from .media_columns import NoMedia, any_holds_media, check_media_columns
+from .nearest import PROMPTS, no_kind, prompts_in, sure_choice
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .references import SampleMedia
+from .remedies import UndecidedError, decided, proved
 from .row_kind import ReadOptions, RowKind
 from .schemas import MESSAGES, TEXT, Schema
 from .side_columns import check_each_row, check_side_columns
@@ -45,6 +46,14 @@ class Mapper:
     names: frozenset[str]
     description: str
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left: Sequence[str] = ()
+
+    def read_without_media(self, values: Mapping[str, Any]) -> Sample:
+        """Return the sample of a row, with facts of no medium in place of its media: none is opened."""
+        row = _usually_named(values, self.options)
+        fields = Fields(row, self.kind.columns, self.options.columns, self.found)
+        kept = {name: row[name] for name in self.kept if name in row}
+        return {**self.kind.read(fields, self.options, NoMedia(None)), **kept}
 
     def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
         """Return the sample of a row; relative paths of media start from options.media_root or else from folder.
@@ -158,12 +167,21 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     found = [each for each in made if not isinstance(each, DataError)]
     if not found:
         raise next(each for each in made if isinstance(each, DataError))
-    mapper = _find(found, options)
+    try:
+        mapper = _find(found, options)
+    except UndecidedError as error:
+        raise decided(error, rows, options, _find_usual) from None
     if info is not None:
         return replace(mapper, names=filled_names(rows), description=info.describe(names, kept=list(mapper.kept)))
     rules = dict.fromkeys(usual_row(row)[1] for row in rows) if found != list(rows) and not options.tags else ()
     description = "; ".join(filter(None, (mapper.description, *rules)))
     return replace(mapper, names=filled_names(rows), description=description)
+
+
+def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
+    """Return the mapper, or raise UndecidedError, for rows of which some may be of no form."""
+    named = [or_error(_usually_named, row, options) for row in rows]
+    return _find([row for row in named if not isinstance(row, DataError)], options)
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
@@ -189,6 +207,11 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     if missing:
         raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
     kind = _find_kind(rows, names, options)
+    if kind is None:
+        choice = None if options.columns or options.tags else sure_choice(rows, names)
+        if choice is not None and proved(choice, rows, options, _find) is not None:
+            return _find(rows, choice.options(options))
+        raise no_kind(rows, names)
     if kind.schema in (MESSAGES, TEXT):
         check_pairs(names, options.columns)
     if kind.schema == MESSAGES and options.kind is None:
@@ -212,6 +235,8 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:
+        if kind.name in ("messages", "sharegpt") and (asked := prompts_in(rows, read)):
+            raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)
@@ -223,6 +248,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         names=filled_names(rows),
         description=description,
         synonyms=synonyms,
+        left=left,
     )
 
 
@@ -234,7 +260,7 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
     return [name for name in dict.fromkeys(found) if not any(f"{each}.".startswith(f"{name}.") for each in read)]
 
 
-def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
+def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
     if options.kind is not None:
         return _insisted_kind(rows, names, options, KINDS[options.kind])
     first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
@@ -250,9 +276,7 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         raise DataError(f"rows of several kinds in one source: {where}: convert each kind on its own, or pass --kind")
     if first_rows:
         return KINDS[next(iter(first_rows))]
-    if options.keep:
-        return COLUMNS
-    raise no_kind(rows, names, KINDS.values())
+    return COLUMNS if options.keep else None
 
 
 def _insisted_kind(

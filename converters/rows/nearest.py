@@ -1,224 +1,181 @@
-"""Columns that fit no kind of rows -> the nearest kind, and the options to read the rows with it."""
+"""Columns that fit no kind of rows -> the options that may read the rows, by the values of the columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
-from shlex import quote
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from ...errors import DataError
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
+from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
-from .fields import QUESTIONS, Fields, head_of, is_filled, unpacked, value_at
-from .media_columns import can_read, media_columns
-from .preference_kinds import KTO, is_verdict
-from .row_kind import RowKind
-from .side_columns import CHOICES, choices_in, choices_unread
-from .speakers import USUAL_ROLES, Readings, readings_of, readings_said
+from .fields import QUESTIONS, is_filled, unpacked, value_at
+from .media_columns import media_columns
+from .preference_kinds import is_verdict
+from .remedies import Choice, UndecidedError
+from .side_columns import ANSWERS, CHOICES, choices_in, choices_unread
+from .speakers import USUAL_ROLES, readings_of
 
-_ALIKE = 0.75  # of SequenceMatcher; more is similar: one of five letters missing, doubled or swapped
-_PAIRS = (  # usual names of questions and answers, too general to detect a kind
-    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"),
-    ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"),
-    ("query", "answers"), ("question", "answers"),
-    ("prompt", "output"), ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
+# Pairs of names with one meaning: a question and its answer. Other names are offered, and the user decides.
+_PAIRS = (
+    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("question", "solution"),
+    ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"),
+    ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
+    ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
+    ("document", "summary"), ("dialogue", "summary"),
 )  # fmt: skip
-_ASKED = {*QUESTIONS, *(asked for asked, _ in _PAIRS)}
+_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "code")
+_ASKED = (*QUESTIONS, "q", "user", "human", "source", "src", "article", "document")
+_ANSWERED = (*ANSWERS, "a", "assistant", "solution", "tgt", "summary", "highlights", "chosen")
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
-_ABOUT = re.compile(r"^(num|is|has)_|_(id|ids|idx|index|type|source|model|date|key)$", re.IGNORECASE)  # names of facts
+_OF_FACTS = re.compile(
+    r"^(num|is|has)_|(^|_)(id|ids|idx|index|uuid|hash|sha\d*|type|source|model|date|key|url|path|lang|language|license)$",
+    re.IGNORECASE,
+)
+_OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
+_PAIRS_OF_ANSWERS = (
+    ("chosen", "rejected"), ("preferred", "non_preferred"), ("preferred", "dispreferred"), ("better", "worse"),
+    ("best", "worst"), ("winner", "loser"), ("positive", "negative"),
+)  # fmt: skip
+PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
 _LONG_NAME = 60  # of a column
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Remedy:
-    """Options for a kind. kind: of the rows with these options. columns: role -> column, "COLUMN" if users must choose.
-    readings: of tags.
-    """
-
-    kind: RowKind
-    columns: Mapping[str, str]
-    readings: Readings = ()
-
-    def said(self, names: Sequence[str]) -> str:
-        """Return the options, and the columns that are not read with them."""
-        words = [f"--columns {' '.join(quote(f'{role}={name}') for role, name in self.columns.items())}"]
-        words += [readings_said(self.readings)] if self.readings else []
-        usual = {name for role, each in self.kind.columns.items() if role not in self.columns for name in each}
-        heads = {head_of(name, names): name for name in self.columns.values()}
-        left = [name for name in names if name not in usual and name not in heads and name != "__key__"]
-        left += [f"the rest of {head}" for head, name in heads.items() if head != name]
-        leaves = f" (which leaves out {', '.join(left)})" if left and "COLUMN" not in self.columns.values() else ""
-        return f"pass {' '.join(words)} for columns with other names{leaves}"
-
-
-def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iterable[RowKind]) -> DataError:
-    """Return the error for rows with columns of these names."""
-    needy = {kind.name: kind for kind in kinds if kind.needs}
+def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> UndecidedError:
+    """Return the error for rows with columns of these names, with the options that may read the rows."""
     found = f"columns {', '.join(names)} fit no kind of rows"
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
         found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
-    keep = "or keep columns as they are with --keep"
+    by_map = "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep"
     if choices := choices_in(rows):
-        return DataError(f"{found}: {choices_unread(choices)}, {keep}")
+        what, _, rest = choices_unread(choices)
+        return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
+    if asked := prompts_in(rows, names):
+        found += f": column {asked} {PROMPTS}"
+    choices = {str(choice): choice for choice in _choices(rows, names)}
+    return UndecidedError(found, [*choices.values()], by_map)
+
+
+def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choice | None:
+    """Return the columns of rows whose names have one meaning: a question and an answer, or a document.
+
+    None if the rows have other texts.
+    """
+    texts = _texts(rows, names)
+    if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(_OF_THOUGHTS.search, names)):
+        return None
+    lower = {name.lower(): name for name in texts}
+    if len(lower) == 1 and (text := next(iter(lower))) in _TEXTS:
+        return Choice(columns={"text": lower[text]})
+    pair = next((pair for pair in _PAIRS if {*pair} == {*lower}), None)
+    return Choice(columns={"prompt": lower[pair[0]], "response": lower[pair[1]]}) if pair else None
+
+
+def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Choice]:
+    """Yield options, the best first: two answers, a conversation, a question and its answer, a document or caption."""
     media = media_columns(rows, names)
-    remedy = next((each for each in _remedies(rows, names, media, needy) if each is not None), None)
-    if remedy is None or "COLUMN" in remedy.columns.values():
-        keep = f"make such rows with --map FILE.py:FUNCTION, {keep}"
-        asked = next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None)
-        if asked is not None:
-            return DataError(
-                f"{found}: column {asked} holds messages that end without an answer: name the answers with "
-                f"--columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
-                "for reinforcement learning as they are"
-            )
-    if remedy is None:
-        return DataError(
-            f"{found} and are not named like those of one: name one's columns with --columns ROLE=COLUMN and --kind "
-            f"({', '.join(needy)}), {keep}"
-        )
-    said = remedy.said(names) if remedy.columns else "complete the rows"
-    return DataError(f"{found}; the nearest is {remedy.kind.name}, which needs {remedy.kind.needed}: {said}, {keep}")
+    roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(media.items()) if name not in _MEDIA_NAMES}
+    texts = [name for name in _texts(rows, names) if name not in media]
+    asked = _like(texts, _ASKED)
+    yield from (
+        Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})}) for pair in _compared(rows, names)
+    )
+    yield from (Choice(columns={**roles, **columns}, tags=tags) for columns, tags in _conversations(rows, names))
+    if verdict := next((name for name in names if all(is_verdict(row.get(name)) for row in rows)), None):
+        pair = _pair(texts)
+        yield from (Choice(kind="kto", columns={"prompt": a, "response": b, "label": verdict}) for a, b in pair[:1])
+    yield from (Choice(columns={**roles, "prompt": one, "response": other}) for one, other in _pair(texts))
+    if len(texts) == 1 and (media or _MEDIA_NAMES & {*names}):
+        yield Choice(kind="caption", columns={**roles, "text": texts[0]})
+    elif texts and not media and not prompts_in(rows, names):
+        yield from (Choice(kind="text", columns={"text": name}) for name in texts[:1])
 
 
-def _remedies(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> Iterator[_Remedy | None]:
-    """Yield remedies, the best first: by two answers, values of a column, usual pairs of names, names, a lone text.
+def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return the columns of texts in their order; of members of objects if rows have no other texts.
 
-    All except the second were tried on the rows; the last, by names, leaves columns to the user.
+    A text has several words, the end of a sentence, or a usual name; names of facts have several words. Answers may be
+    numbers.
     """
-    yield _compared(rows, names, media, kinds)
-    yield _conversation(rows, names, media, kinds)
-    told = [name for name in names if not _ABOUT.search(name) or _listed_in(rows, name)]
-    by_names = _by_names(told, media, {name: kind for name, kind in kinds.items() if name != "kto" or _judges(rows)})
-    for each in (_pair(names, media, kinds), by_names, _lone_text(rows, names, media, kinds)):
-        is_said = each is not None and "COLUMN" not in each.columns.values()
-        if each is not None and is_said and (not each.columns or can_read(each.kind, rows, each.columns)):
-            yield each
-    if by_names is not None and "COLUMN" not in by_names.columns.values():
-        needs, columns = _needs(by_names.kind, media), by_names.columns
-        by_names = replace(by_names, columns={role: "COLUMN" if role in needs else columns[role] for role in columns})
-    yield by_names
+    inner = [name for name, _ in _columns_of(rows[0]) if name not in names]
+    listed = ([name for name in each if _is_text(rows, name)] for each in (names, inner))
+    return next(filter(None, listed), [])
 
 
-def _compared(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> _Remedy | None:
-    """Return how to read two columns of answers, named chosen and rejected."""
-    kind, lower = kinds["preference"], {name.lower(): name for name in names}
-    pairs = [(lower[name], lower[other]) for name in lower if (other := name.replace("chosen", "rejected")) in lower]
-    answers = [
-        (chosen, rejected)
-        for chosen, rejected in pairs
-        if chosen != rejected and all(isinstance(unpacked(row.get(chosen)), (str, list)) for row in rows)
-    ]
-    asked = [name for name in names if name in QUESTIONS and name not in kind.columns["prompt"]]
-    if len(answers) != 1:
-        return None
-    chosen, rejected = answers[0]
-    columns = {"chosen": chosen, "rejected": rejected, **({"prompt": asked[0]} if len(asked) == 1 else {})}
-    columns = {**_media_roles(kind, names, media), **columns}
-    return _Remedy(kind=kind, columns=columns) if can_read(kind, rows, columns) else None
+def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = [value for row in rows if is_filled(value := value_at(row, name))]
+    is_usual = _like([name], (*_ASKED, *_ANSWERED, *_TEXTS)) is not None
+    types: tuple[type, ...] = (str, int, float) if is_usual else (str,)
+    if not values or name == "__key__" or not all(isinstance(value, types) for value in values):
+        return False
+    words = max(len(str(value).split()) for value in values)
+    if _OF_FACTS.search(name) or (words == 1 and not is_usual):
+        return words > 3 or any(str(value).endswith((".", "?", "!")) for value in values)
+    return True
 
 
-def _listed_in(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return any(isinstance(row.get(name), list) for row in rows)
+def _pair(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of columns that may be a question and its answer; names decide, and then the order of columns."""
+    if len(texts) < 2:
+        return []
+    asked, answered = _like(texts, _ASKED), _like(texts, _ANSWERED)
+    if asked and answered and asked != answered:
+        return [(asked, answered)]
+    if asked or answered:
+        others = [name for name in texts if name not in (asked, answered)]
+        return [(asked or other, answered or other) for other in others]
+    return [(texts[0], texts[1]), (texts[1], texts[0])] if len(texts) == 2 else []
 
 
-def _judges(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether rows have a verdict, and a question or an answer."""
-    told = [Fields(row, {**KTO.needs, **KTO.may}) for row in rows]
-    said = ("prompt", "messages", "response")
-    return any(is_verdict(each.get("label")) and any(each.get(role) is not None for role in said) for each in told)
+def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """Return the name that is one of the usual names, or else nearly is."""
+    lower = {name.rpartition(".")[2].lower(): name for name in reversed(names)}
+    exact = next((lower[each] for each in usual if each in lower), None)
+    near = (get_close_matches(each, lower, 1, 0.9) for each in usual if len(each) > 3)
+    return exact or next((lower[found[0]] for found in near if found), None)
 
 
-def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """Return how to read columns with the usual names of a question and its answer."""
-    lower, kind = {name.lower(): name for name in names}, kinds["prompt-response"]
-    for prompt, response in _PAIRS:
-        if prompt in lower and response in lower:
-            columns = {"prompt": lower[prompt], "response": lower[response]}
-            return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), **columns})
-    return None
+def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield two columns of answers, named chosen and rejected, better and worse, …"""
+    lower = {name.lower(): name for name in names}
+    for good, bad in _PAIRS_OF_ANSWERS:
+        for name in lower:
+            other = name.replace(good, bad, 1)
+            if good in name and other != name and other in lower:
+                pair = {"chosen": lower[name], "rejected": lower[other]}
+                if all(isinstance(unpacked(row.get(each)), (str, list)) for row in rows for each in pair.values()):
+                    yield pair
 
 
-def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """Return how to read columns by the kind with the most similar names; rows with media need a kind with media."""
-    able = [
-        kind
-        for kind in kinds.values()
-        if (not media or "images" in kind.columns) and (not _shows(kind) or _has_media(kind, names, media))
-    ]
-    usual = {name for kind in kinds.values() for each in kind.columns.values() for name in each}
-    others = [name for name in names if name not in media or name in usual]
-    nearest = max(able, key=lambda kind: _nearness(kind, others, media))
-    if not _nearness(nearest, others, media):
-        return None
-    needs = _needs(nearest, media)
-    missing = [role for role, usual in needs.items() if not set(usual) & set(names)]
-    columns = {role: _most_alike(needs[role], others)[1] or "COLUMN" for role in missing}
-    return _Remedy(kind=nearest, columns={**_media_roles(nearest, names, media), **columns})
+def _conversations(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> Iterator[tuple[dict[str, str], Mapping[str, str]]]:
+    """Yield columns, also of members of objects, with lists of messages or exchanges, and the tags of messages.
 
-
-def _has_media(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> bool:
-    """Return whether columns, by values or names, hold media that a kind reads."""
-    roles = [role for role in MEDIA_COLUMNS if role in kind.columns]
-    usual = {"file_name", *(name for role in roles for name in kind.columns[role])}
-    return bool(usual & set(names)) or any(MEDIA_ROLES[each] in roles for each in media.values())
-
-
-def _shows(kind: RowKind) -> bool:
-    """Return whether a kind always has media."""
-    return kind.name in ("caption", "image-label")
-
-
-def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return the needed roles of a kind -> usual names of their columns.
-
-    For rows without media, "question" counts as needed if the kind may have it.
+    Exchanges next to a question of their row are not a conversation.
     """
-    asked = () if media else ("question",)
-    return {**kind.needs, **{role: kind.may[role] for role in asked if role in kind.may}}
+    for name, value in (each for row in rows[:1] for each in _columns_of(row)):
+        messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
+        if not messages:
+            continue
+        first = messages[0]
+        if ("role" in first and "content" in first) or ("from" in first and "value" in first):
+            yield {"messages": name}, {}
+        elif EXCHANGES.fits({"messages": messages}, {}):
+            if {*QUESTIONS}.isdisjoint(names):
+                yield {"messages": name}, {}
+        else:
+            listed = [each for row in rows for each in _listed(value_at(row, name))]
+            yield from (({"messages": name}, tags) for tags in readings_of(listed))
 
 
-def _media_roles(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> dict[str, str]:
-    """Return the optional media roles of a kind -> the first column with such media and an unusual name."""
-    roles: dict[str, str] = {}
-    for name, each in media.items():
-        role = MEDIA_ROLES[each]
-        usual = kind.columns.get(role, ())
-        if role in kind.columns and name not in kind.columns and not set(usual) & set(names):
-            roles.setdefault(role, name)
-    return roles
-
-
-def _conversation(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> _Remedy | None:
-    """Return how to read a column, or a nested column, with lists of messages or exchanges.
-
-    Users must choose among several columns. Exchanges next to a question of their row are not a conversation.
-    """
-    is_asked = not set(QUESTIONS).isdisjoint(names)
-    for row in rows:
-        found: list[tuple[str, RowKind, list[dict[str, str]]]] = []
-        for name, value in _columns_of(row):
-            messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
-            kind, readings = _kind_of_messages(messages, kinds), list[dict[str, str]]()
-            if messages and kind is None:
-                readings = readings_of([each for other in rows for each in _listed(value_at(other, name))])
-                kind = kinds["messages"] if readings else None
-            if kind is not None and (kind.name != "exchanges" or not is_asked):
-                found.append((name, kind, readings))
-        if found:
-            name, kind, readings = found[0]
-            columns = {**_media_roles(kind, names, media), "messages": name if len(found) == 1 else "COLUMN"}
-            return _Remedy(kind=kind, columns=columns, readings=readings)
-    return None
+def prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    """Return the column of messages without an answer, or of questions that are the only text of the rows."""
+    listed = next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None)
+    texts = _texts(rows, names)
+    return listed or (texts[0] if len(texts) == 1 and texts[0].lower() in _ASKED[: len(QUESTIONS)] else None)
 
 
 def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
@@ -227,19 +184,6 @@ def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     speakers = [each.get("role") or each.get("from") for each in lasts]
     asks = ("user", *SYSTEM_ROLES)
     return bool(speakers) and all(isinstance(each, str) and USUAL_ROLES.get(each, each) in asks for each in speakers)
-
-
-def _kind_of_messages(messages: Sequence[Mapping[str, Any]], kinds: Mapping[str, RowKind]) -> RowKind | None:
-    """Return the kind of rows for such messages or exchanges; None for keys of other names."""
-    if not messages:
-        return None
-    first = messages[0]
-    if isinstance(first.get("role"), str) and "content" in first:
-        return kinds["messages"]
-    if isinstance(first.get("from"), str) and "value" in first:
-        return kinds["sharegpt"]
-    exchanges = kinds["exchanges"]
-    return exchanges if exchanges.fits({"messages": list(messages)}, {}) else None
 
 
 def _columns_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -254,54 +198,3 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
     """Return the objects of a list, also from JSON text."""
     listed = unpacked(value)
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-
-
-def _lone_text(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> _Remedy | None:
-    """Return how to read rows with one column of texts: documents, or captions of media.
-
-    None for several texts, for a question, for a caption next to lists or objects, which may hold answers, and for a
-    text shorter than the lists and objects.
-    """
-    texts = [
-        name
-        for name in names
-        if name not in media
-        and name not in ("id", "__key__")
-        and all(isinstance(row.get(name), str) for row in rows if is_filled(row.get(name)))
-        and any(is_filled(row.get(name)) for row in rows)
-    ]
-    has_media = bool(media) or bool(_MEDIA_NAMES & set(names))
-    others = [name for name in names if name not in media and name not in _MEDIA_NAMES]
-    lists = [row[name] for row in rows for name in others if isinstance(row.get(name), (list, dict))]
-    if len(texts) != 1 or texts[0].lower() in _ASKED or (has_media and any(map(is_filled, lists))):
-        return None
-    if sum(len(row.get(texts[0]) or "") for row in rows) < sum(len(str(each)) for each in lists):
-        return None  # a row's name next to content in lists or objects
-    kind = kinds["caption" if has_media else "text"]
-    return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), "text": texts[0]})
-
-
-def _nearness(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> float:
-    """Return the share of needed columns that exist: 1 for each, less for a similar name.
-
-    Optional columns decide between kinds with equal shares.
-    """
-    needs = _needs(kind, media)
-    needed = sum(_most_alike(usual, names)[0] for usual in needs.values()) / len(needs)
-    may = sum(bool(set(usual) & set(names)) for usual in kind.may.values())
-    return needed + may / 1000 if needed else 0.0
-
-
-def _most_alike(usual: Sequence[str], names: Sequence[str]) -> tuple[float, str]:
-    """Return the highest similarity of a name to a usual name, and this name.
-
-    0 for no similarity; "" also for several equally similar names.
-    """
-    found = [(SequenceMatcher(None, name.lower(), other).ratio(), name) for name in names for other in usual]
-    best = max((ratio for ratio, _ in found), default=0.0)
-    most = {name for ratio, name in found if ratio == best}
-    if best <= _ALIKE:
-        return 0.0, ""
-    return best, most.pop() if len(most) == 1 else ""

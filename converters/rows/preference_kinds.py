@@ -14,6 +14,7 @@ from .chat_kinds import exchanges, message_turn, messages_in, turns_of, with_inp
 from .content import MEDIA_ROLES, Turn, store_content, text_of
 from .fields import Columns, Fields, is_filled, named_alike
 from .references import SampleMedia
+from .remedies import Choice, UndecidedError
 from .row_kind import ReadOptions, RowKind
 from .speakers import USUAL_ROLES
 
@@ -71,10 +72,14 @@ def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     """Raise DataError for rows with a chosen and a rejected answer. columns: role -> the user's column."""
     for chosen, rejected in _PAIRS:
         if {chosen, rejected} <= set(names) and not {chosen, rejected} & set(columns.values()):
-            raise DataError(
-                f"columns {chosen} and {rejected} hold a good and a bad answer each: choose the answer to train on, "
-                f"with --kind messages --columns messages={chosen} or --kind prompt-response --columns "
-                f"response={chosen}, or read both with --kind preference"
+            only = "trains on the good answers only"
+            raise UndecidedError(
+                f"columns {chosen} and {rejected} hold a good and a bad answer each",
+                [
+                    Choice(kind="preference"),
+                    Choice(kind="messages", columns={"messages": chosen}, why=only),
+                    Choice(kind="prompt-response", columns={"response": chosen}, why=only),
+                ],
             )
 
 

@@ -46,10 +46,11 @@ def _without_tags(message: Message) -> Message:
     """Return a message without the tags of Hermes around the result of a call: templates of tools write them."""
     key = "content" if "content" in message else "value"
     text = message.get(key)
-    if isinstance(text, str) and text.lstrip().startswith("<tool_response>"):
-        if message.get("role", message.get("from")) == "tool" and (held := _RESPONSE.fullmatch(text.strip())):
-            return {**message, key: held[1]}
-    return message
+    is_tagged = (
+        isinstance(text, str) and "<tool_response>" in text and message.get("role", message.get("from")) == "tool"
+    )
+    held = _RESPONSE.fullmatch(text.strip()) if is_tagged else None
+    return message if held is None else {**message, key: held[1]}
 
 
 _RESPONSE = re.compile(r"<tool_response>\s*((?:(?!</?tool_response>).)*?)\s*</tool_response>", re.DOTALL)
@@ -216,9 +217,8 @@ def _responses(values: Mapping[str, Any]) -> dict[str, Any] | None:
     asked, answered = values["input"], values["output"]
     asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     items = [each for listed in (asked, answered) if isinstance(listed, list) for each in listed]
-    if not isinstance(answered, list) or not items or not all(
-        isinstance(each, dict) and ("role" in each or each.get("type") in _ITEMS) for each in items
-    ):
+    are_items = [isinstance(each, dict) and ("role" in each or each.get("type") in _ITEMS) for each in items]
+    if not isinstance(answered, list) or not items or not all(are_items):
         return None
     messages = [{key: each[key] for key in each if key != "type" or each[key] != "message"} for each in items]
     return {"messages": messages, **({"system": values["instructions"]} if values.get("instructions") else {})}
@@ -315,6 +315,17 @@ def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"instruction": values["context"], "input": values["question"], "output": texts[0] if texts else ""}
 
 
+def _natural_instructions(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"instruction": values["definition"], "input": values["inputs"], "output": values["targets"]}
+
+
+def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    thoughts = values["thinking_trajectories"]
+    if not isinstance(thoughts, list) or not thoughts:
+        return None
+    return _thoughts({"question": values["question"], "answer": values["attempt"], "reasoning": thoughts[0]})
+
+
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -356,12 +367,11 @@ _REASONING = ("reasoning", "reasoning_content", "thinking", "thoughts", "chain_o
 
 
 def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    asked = values["QA"]
-    if not isinstance(asked, list) or not all(isinstance(each, Mapping) and {"q", "a"} <= each.keys() for each in asked):
+    listed = values["QA"]
+    if not isinstance(listed, list) or not all(isinstance(one, Mapping) and {"q", "a"} <= one.keys() for one in listed):
         return None
-    return {"conversations": [
-        {"user": "\n".join(filter(None, (each.get("i"), each["q"]))), "assistant": each["a"]} for each in asked
-    ]}  # fmt: skip
+    asked = ["\n".join(filter(None, (one.get("i"), one["q"]))) for one in listed]
+    return {"conversations": [{"user": text, "assistant": one["a"]} for text, one in zip(asked, listed, strict=True)]}
 
 
 _PLACE = re.compile(r"<image_\d+>")
@@ -413,6 +423,8 @@ FORMS = tuple(Form(frozenset(marks.split()), read, *more) for marks, read, *more
     ("question response_j response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
     ("history human_ref_A human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
     ("context question answers", _squad, (), "output is the first text of answers"),
+    ("definition inputs targets", _natural_instructions),
+    ("question thinking_trajectories attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
     ("question choices answer", _chosen("question", "choices", "answer"), (), _LETTERED),
     ("question choices answerKey", _chosen("question", "choices", "answerKey"), (), _LETTERED),
     ("question options answer", _chosen("question", "options", "answer"), (), _LETTERED),
