@@ -23,7 +23,7 @@ from .references import SampleMedia
 from .remedies import UndecidedError, decided, proved
 from .row_kind import ReadOptions, RowKind
 from .schemas import MESSAGES, TEXT, Schema
-from .side_columns import check_each_row, check_side_columns
+from .side_columns import ANSWERS, check_each_row, check_side_columns
 from .speakers import untagged
 from .vendors import usual_row
 
@@ -235,8 +235,10 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:
-        if kind.name in ("messages", "sharegpt") and (asked := prompts_in(rows, read)):
-            raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows")
+        listed = [found["messages"]] if kind.name in ("messages", "sharegpt") and "messages" in found else []
+        has_answers = any(name.lower().startswith(ANSWERS) for name in left)
+        if listed and not has_answers and (asked := prompts_in(rows, listed)):
+            raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)

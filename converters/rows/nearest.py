@@ -10,7 +10,8 @@ from typing import Any
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
-from .fields import QUESTIONS, is_filled, unpacked, value_at
+from .fields import QUESTIONS, head_of, is_filled, unpacked, value_at
+from .kinds import KINDS
 from .media_columns import media_columns
 from .preference_kinds import is_verdict
 from .remedies import Choice, UndecidedError
@@ -27,8 +28,9 @@ _PAIRS = (
 )  # fmt: skip
 _TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "code")
 _ASKED = (*QUESTIONS, "q", "user", "human", "source", "src", "article", "document")
-_ANSWERED = (*ANSWERS, "a", "assistant", "solution", "tgt", "summary", "highlights", "chosen")
+_ANSWERED = (*ANSWERS, "a", "assistant", "solution", "tgt", "summary", "highlights")
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
+_USUAL_MEDIA = {name for names in MEDIA_COLUMNS.values() for name in names}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _OF_FACTS = re.compile(
     r"^(num|is|has)_|(^|_)(id|ids|idx|index|uuid|hash|sha\d*|type|source|model|date|key|url|path|lang|language|license)$",
@@ -76,30 +78,36 @@ def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choi
 def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Choice]:
     """Yield options, the best first: two answers, a conversation, a question and its answer, a document or caption."""
     media = media_columns(rows, names)
-    roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(media.items()) if name not in _MEDIA_NAMES}
+    roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(media.items()) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
-    asked = _like(texts, _ASKED)
-    yield from (
-        Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})}) for pair in _compared(rows, names)
-    )
-    yield from (Choice(columns={**roles, **columns}, tags=tags) for columns, tags in _conversations(rows, names))
-    if verdict := next((name for name in names if all(is_verdict(row.get(name)) for row in rows)), None):
-        pair = _pair(texts)
-        yield from (Choice(kind="kto", columns={"prompt": a, "response": b, "label": verdict}) for a, b in pair[:1])
-    yield from (Choice(columns={**roles, "prompt": one, "response": other}) for one, other in _pair(texts))
-    if len(texts) == 1 and (media or _MEDIA_NAMES & {*names}):
+    asked, prompts = _like(texts, _ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
+    for pair in _compared(rows, names):
+        yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
+    for columns, tags in _conversations(rows, names):
+        yield Choice(columns={**roles, **columns}, tags=tags)
+    if prompts and (answered := _like(texts, _ANSWERED)):
+        yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
+    pairs = _pair(rows, texts)
+    is_judged = any(is_verdict(row.get("label")) for row in rows)
+    for one, other in pairs:  # a label next to texts of unknown names need not judge an answer
+        no_label = {"label": ""} if is_judged and not asked else {}
+        yield Choice(columns={**roles, "prompt": one, "response": other, **no_label})
+    if not pairs:
+        yield from _misspelt(names)
+    has_media = media or _MEDIA_NAMES & {*names}
+    if has_media and len(texts) == 1 and texts[0].lower() not in QUESTIONS:
         yield Choice(kind="caption", columns={**roles, "text": texts[0]})
-    elif texts and not media and not prompts_in(rows, names):
-        yield from (Choice(kind="text", columns={"text": name}) for name in texts[:1])
+    elif texts and not has_media and not asked:
+        yield Choice(kind="text", columns={"text": texts[0]})
 
 
 def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     """Return the columns of texts in their order; of members of objects if rows have no other texts.
 
-    A text has several words, the end of a sentence, or a usual name; names of facts have several words. Answers may be
+    Facts about a row are no texts: single words under a usual name of facts, or equal in all rows. Answers may be
     numbers.
     """
-    inner = [name for name, _ in _columns_of(rows[0]) if name not in names]
+    inner = [name for name, _ in _columns_of(rows[0]) if name not in names and head_of(name, rows[0]) in names]
     listed = ([name for name in each if _is_text(rows, name)] for each in (names, inner))
     return next(filter(None, listed), [])
 
@@ -111,22 +119,32 @@ def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     if not values or name == "__key__" or not all(isinstance(value, types) for value in values):
         return False
     words = max(len(str(value).split()) for value in values)
-    if _OF_FACTS.search(name) or (words == 1 and not is_usual):
-        return words > 3 or any(str(value).endswith((".", "?", "!")) for value in values)
-    return True
+    if _OF_FACTS.search(name):
+        return words > 3
+    is_same = len(values) > 2 and len({*map(str, values)}) == 1
+    return is_usual or words > 1 or not is_same or str(values[0]).endswith((".", "?", "!"))
 
 
-def _pair(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of columns that may be a question and its answer; names decide, and then the order of columns."""
-    if len(texts) < 2:
-        return []
-    asked, answered = _like(texts, _ASKED), _like(texts, _ANSWERED)
-    if asked and answered and asked != answered:
-        return [(asked, answered)]
-    if asked or answered:
-        others = [name for name in texts if name not in (asked, answered)]
-        return [(asked or other, answered or other) for other in others]
+def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of columns that may be a question and its answer; names decide, then lengths and the order."""
+    asked = _like(texts, _ASKED)
+    answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
+    others = answers if asked and answers else [name for name in texts if name != asked]
+    others.sort(key=lambda name: -sum(len(str(value_at(row, name) or "")) for row in rows))
+    if asked:
+        return [(asked, other) for other in others]
+    if answers:
+        return [(other, answers[0]) for other in texts if other not in answers]
     return [(texts[0], texts[1]), (texts[1], texts[0])] if len(texts) == 2 else []
+
+
+def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
+    """Yield the columns of kinds whose names are nearly those of the rows."""
+    for kind in KINDS.values():
+        near = {role: _like(names, usual) for role, usual in kind.needs.items()}
+        if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
+            columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
+            yield Choice(columns=columns) if columns else Choice(kind=kind.name)
 
 
 def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -172,10 +190,15 @@ def _conversations(
 
 
 def prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
-    """Return the column of messages without an answer, or of questions that are the only text of the rows."""
-    listed = next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None)
+    """Return the column of messages without an answer, or of questions, that is the only text of the rows."""
+    listed = next(
+        (name for name, _ in _columns_of(rows[0]) if head_of(name, names) in names and _asks_alone(rows, name)), None
+    )
     texts = _texts(rows, names)
-    return listed or (texts[0] if len(texts) == 1 and texts[0].lower() in _ASKED[: len(QUESTIONS)] else None)
+    if listed is not None:
+        return None if _like(texts, _ANSWERED) else listed
+    is_alone = not any(isinstance(unpacked(value), (list, dict)) and value for value in rows[0].values())
+    return texts[0] if is_alone and len(texts) == 1 and texts[0].lower() in QUESTIONS else None
 
 
 def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:

@@ -295,6 +295,11 @@ def _helpsteer(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return _pair({"prompt": prompt}, [(-preference, values["response1"]), (preference, values["response2"])])
 
 
+def _safe_rlhf(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    answers = [(values["better_response_id"] == number, values[f"response_{number}"]) for number in (0, 1)]
+    return _pair({"prompt": values["prompt"]}, answers)
+
+
 def _shp(values: Mapping[str, Any]) -> dict[str, Any] | None:
     is_first = values["labels"]
     if is_first not in (0, 1):
@@ -418,6 +423,7 @@ FORMS = tuple(Form(frozenset(marks.split()), read, *more) for marks, read, *more
      "chosen is the conversation of the winner"),
     ("prompt response_a response_b preference", _judged("response_a", "response_b", "preference"), (),
      "chosen is the response that preference names"),
+    ("prompt response_0 response_1 better_response_id", _safe_rlhf, (), "chosen is the response of better_response_id"),
     ("response1 response2 overall_preference", _helpsteer, ("context",),
      "chosen is the response that overall_preference prefers"),
     ("question response_j response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),

@@ -42,7 +42,7 @@ def mapper_by_remedies(rows: Sequence[Row]) -> tuple[Mapper | None, str]:
             return find_mapper(rows, options), told
         except DataError as error:
             told += str(error)
-            pairs = dict(_PAIRS.findall(str(error).partition("fit no kind of rows and ")[0]))
+            pairs = dict(reversed(_PAIRS.findall(str(error).partition("; the first gives ")[0])))
             if not pairs or "COLUMN" in pairs.get("columns", ""):
                 return None, told
             columns, tags = (
