@@ -16,7 +16,7 @@ from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
 from .media_columns import NoMedia, any_holds_media, check_media_columns
-from .nearest import PROMPTS, no_kind, prompts_in, sure_choice
+from .nearest import PROMPTS, no_kind, only_asks, sure_choice
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .references import SampleMedia
@@ -52,7 +52,11 @@ class Mapper:
         """Return the sample of a row, with facts of no medium in place of its media: none is opened."""
         row = _usually_named(values, self.options)
         fields = Fields(row, self.kind.columns, self.options.columns, self.found)
-        kept = {name: row[name] for name in self.kept if name in row}
+        kept = {
+            name: fit_value(name, each, row[name], read_media=_no_bytes)
+            for name, each in self.kept.items()
+            if name in row
+        }
         return {**self.kind.read(fields, self.options, NoMedia(None)), **kept}
 
     def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
@@ -178,6 +182,10 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     return replace(mapper, names=filled_names(rows), description=description)
 
 
+def _no_bytes(reference: Any) -> bytes:
+    return b""
+
+
 def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     """Return the mapper, or raise UndecidedError, for rows of which some may be of no form."""
     named = [or_error(_usually_named, row, options) for row in rows]
@@ -235,9 +243,8 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:
-        listed = [found["messages"]] if kind.name in ("messages", "sharegpt") and "messages" in found else []
-        has_answers = any(name.lower().startswith(ANSWERS) for name in left)
-        if listed and not has_answers and (asked := prompts_in(rows, listed)):
+        asked, answers = found.get("messages"), [name for name in left if name.lower().startswith(ANSWERS)]
+        if kind.name in ("messages", "sharegpt") and asked and not answers and only_asks(rows, asked):
             raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)

@@ -20,8 +20,8 @@ from .speakers import USUAL_ROLES, readings_of
 
 # Pairs of names with one meaning: a question and its answer. Other names are offered, and the user decides.
 _PAIRS = (
-    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("question", "solution"),
-    ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"),
+    ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
+    ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"),
     ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
     ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
     ("document", "summary"), ("dialogue", "summary"),
@@ -30,7 +30,7 @@ _TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_conten
 _ASKED = (*QUESTIONS, "q", "user", "human", "source", "src", "article", "document")
 _ANSWERED = (*ANSWERS, "a", "assistant", "solution", "tgt", "summary", "highlights")
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
-_USUAL_MEDIA = {name for names in MEDIA_COLUMNS.values() for name in names}
+_USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _OF_FACTS = re.compile(
     r"^(num|is|has)_|(^|_)(id|ids|idx|index|uuid|hash|sha\d*|type|source|model|date|key|url|path|lang|language|license)$",
@@ -84,7 +84,8 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     for pair in _compared(rows, names):
         yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
     for columns, tags in _conversations(rows, names):
-        yield Choice(columns={**roles, **columns}, tags=tags)
+        why = f"if {tags['assistant_tag']} is the assistant" if {"user_tag", "assistant_tag"} <= tags.keys() else ""
+        yield Choice(columns={**roles, **columns}, tags=tags, why=why)
     if prompts and (answered := _like(texts, _ANSWERED)):
         yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
     pairs = _pair(rows, texts)
@@ -96,9 +97,9 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
         yield from _misspelt(names)
     has_media = media or _MEDIA_NAMES & {*names}
     if has_media and len(texts) == 1 and texts[0].lower() not in QUESTIONS:
-        yield Choice(kind="caption", columns={**roles, "text": texts[0]})
-    elif texts and not has_media and not asked:
-        yield Choice(kind="text", columns={"text": texts[0]})
+        yield Choice(columns={**roles, "text": texts[0]})
+    elif texts and not has_media and not asked and not prompts:
+        yield Choice(columns={"text": texts[0]})
 
 
 def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -207,6 +208,12 @@ def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     speakers = [each.get("role") or each.get("from") for each in lasts]
     asks = ("user", *SYSTEM_ROLES)
     return bool(speakers) and all(isinstance(each, str) and USUAL_ROLES.get(each, each) in asks for each in speakers)
+
+
+def only_asks(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column holds messages of the user and the system alone."""
+    messages = [message for row in rows for message in _listed(value_at(row, name))]
+    return bool(messages) and _asks_alone([{name: [message]} for message in messages], name)
 
 
 def _columns_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

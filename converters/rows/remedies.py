@@ -96,16 +96,17 @@ def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: S
         left, sample = proof
         notes = [choice.why] if choice.why else [f"leaves out {', '.join(left)}"] if left else []
         said.append(f"{choice.said(options)}{f' ({notes[0]})' if notes else ''}")
-        shown = shown or shown_sample(sample)
-    remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([error.rest] if error.rest else [])]
-    example = f"; the first gives {shown}" if shown and len(error.choices[0].keep) == 0 else ""
+        shown = shown if len(said) > 1 else shown_sample(sample)
+    rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")
+    remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([rest] if rest else [])]
+    example = f"; the first gives {shown}" if shown else ""
     return DataError(f"{error}: {', or '.join(remedies)}{example}")
 
 
 def shown_sample(sample: Sample) -> str:
-    """Return the texts of a sample, shortened, each behind its speaker or column."""
+    """Return the texts of a sample, shortened, each behind its speaker; "" for a sample of other columns."""
     if "messages" not in sample:
-        return ", ".join(f"{name} {_shown(value)}" for name, value in sample.items())
+        return f"text {_shown(sample['text'])}" if "text" in sample else ""
     stored = json.loads(sample["messages"])
     named = stored if isinstance(stored, Mapping) else {"": stored}
     said = []

@@ -155,7 +155,7 @@ def _rejected(read: _Read) -> _Found | None:
         value = unpacked(value)
         if not isinstance(value, str) and not (isinstance(value, list) and _longest(value)):
             continue
-        pair = {"chosen": said or answered, "rejected": name, **({"prompt": asked} if said is None and asked else {})}
+        pair = {"prompt": None if said else asked, "chosen": said or answered, "rejected": name}
         rest = f"write the two answers into columns chosen and rejected, {_BY_MAP}"
         choices = [Choice(columns={role: column for role, column in pair.items() if column})]
         return f"column {name} holds worse answers than those that are read", choices, rest
@@ -271,7 +271,8 @@ def _answer(read: _Read) -> _Found | None:
         return None
     asked = read.found["dialog" if read.kind == "dialog" else "messages"]
     answers = [name for name in read.left if name.lower().startswith(ANSWERS)]
-    names = [name for name, value, row in read.values(answers) if isinstance(value, str) and asks(row.get(asked))]
+    filled = read.values(answers)
+    names = list(dict.fromkeys(name for name, value, row in filled if isinstance(value, str) and asks(row.get(asked))))
     if not names:
         return None
     choices = [] if read.kind == "dialog" else [Choice(columns={"prompt": asked, "response": each}) for each in names]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +32,22 @@ def usual_messages(messages: Sequence[Any]) -> list[Any]:
         return [_without_tags(each) for each in messages]
     usual: list[Any] = []
     for message in messages:
-        if not isinstance(message, dict):
-            usual.append(message)
-        elif "role" not in message and message.get("type") in _ITEMS:
-            _ITEMS[message["type"]](message, usual)
-        elif isinstance(parts := message.get("parts", message.get("content")), list):
-            usual += _of_parts({key: value for key, value in message.items() if key != "parts"}, parts)
-        else:
-            usual.append(_without_tags(message))
+        try:
+            _add_usual(message, usual)
+        except (AttributeError, KeyError, TypeError) as error:  # of a value of another type than the vendor's
+            raise DataError(f"a message has parts of another form, {str(message)[:80]!r}: correct the row") from error
     return usual
+
+
+def _add_usual(message: Any, usual: list[Any]) -> None:
+    if not isinstance(message, dict):
+        usual.append(message)
+    elif "role" not in message and str(message.get("type")) in _ITEMS:
+        _ITEMS[message["type"]](message, usual)
+    elif isinstance(parts := message.get("parts", message.get("content")), list):
+        usual += _of_parts({key: value for key, value in message.items() if key != "parts"}, parts)
+    else:
+        usual.append(_without_tags(message))
 
 
 def _without_tags(message: Message) -> Message:
@@ -78,10 +86,9 @@ def _part(part: Any) -> Any:
     """Return a part in OpenAI's form, or an object with a call, a result or a thought; other parts unchanged."""
     if not isinstance(part, dict):
         return part
-    if (read := _TYPES.get(part.get("type", ""))) is not None:
-        return read(part)
     if "type" in part:
-        return part
+        read = _TYPES.get(part["type"]) if isinstance(part["type"], str) else None
+        return part if read is None else read(part)
     if part.get("thought") is True and isinstance(part.get("text"), str):
         return {"thought": part["text"]}
     name = next((name for name in _MEMBERS if part.get(name) is not None), None)
@@ -195,9 +202,12 @@ def usual_row(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """
     if not _MARKS.isdisjoint(values):
         for form in FORMS:
-            if form.marks <= values.keys() and (read := form.read(values)) is not None:
-                names = {*form.marks, *form.also}
-                return {**{name: value for name, value in values.items() if name not in names}, **read}, form.rule
+            if not form.marks <= values.keys():
+                continue
+            with suppress(AttributeError, KeyError, TypeError, ValueError):  # a row of another form
+                if (read := form.read(values)) is not None:
+                    names = {*form.marks, *form.also}
+                    return {**{name: value for name, value in values.items() if name not in names}, **read}, form.rule
     return values, ""
 
 

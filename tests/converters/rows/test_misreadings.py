@@ -190,7 +190,10 @@ def test_a_text_that_a_question_is_about_is_not_left_out(name: str) -> None:
     ("row", "remedy"),
     [
         ({"messages": CHAT, "rejected_response": "x"}, "write the two answers into columns chosen and rejected"),
-        ({"messages": CHAT, "rejected_messages": [ASKED]}, "--columns chosen=messages rejected=rejected_messages"),
+        (
+            {"messages": CHAT, "rejected_messages": [ASKED, {"role": "assistant", "content": "x"}]},
+            "--columns chosen=messages rejected=rejected_messages",
+        ),
         ({"query": "q", "response": "a", "rejected_response": "x"}, "prompt=query chosen=response rejected=rejected_"),
     ],
 )
