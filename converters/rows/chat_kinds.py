@@ -89,7 +89,7 @@ def messages_in(value: Any, speaker: str = "") -> list[Any] | None:
     """
     if isinstance(value, list):
         return value
-    listed = unpacked(value) if isinstance(value, str) else None
+    listed: Any = unpacked(value) if isinstance(value, str) else None
     if not are_messages(listed):
         return None
     first = listed[0].get("role", listed[0].get("from"))

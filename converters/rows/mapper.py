@@ -177,7 +177,8 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
         raise decided(error, rows, options, _find_usual) from None
     if info is not None:
         return replace(mapper, names=filled_names(rows), description=info.describe(names, kept=list(mapper.kept)))
-    rules = dict.fromkeys(usual_row(row)[1] for row in rows) if found != list(rows) and not options.tags else ()
+    forms = [] if found == list(rows) or options.tags else [or_error(usual_row, row) for row in rows]
+    rules = dict.fromkeys(each[1] for each in forms if not isinstance(each, DataError))
     description = "; ".join(filter(None, (mapper.description, *rules)))
     return replace(mapper, names=filled_names(rows), description=description)
 

@@ -21,7 +21,8 @@ from .speakers import USUAL_ROLES, readings_of
 # Pairs of names with one meaning: a question and its answer. Other names are offered, and the user decides.
 _PAIRS = (
     ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
-    ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"),
+    ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"),
+    ("input", "target"),
     ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
     ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
     ("document", "summary"), ("dialogue", "summary"),
@@ -51,8 +52,8 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
         found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
     by_map = "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep"
-    if choices := choices_in(rows):
-        what, _, rest = choices_unread(choices)
+    if alternatives := choices_in(rows):
+        what, _, rest = choices_unread(alternatives)
         return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
     if asked := prompts_in(rows, names):
         found += f": column {asked} {PROMPTS}"

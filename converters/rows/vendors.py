@@ -53,11 +53,10 @@ def _add_usual(message: Any, usual: list[Any]) -> None:
 def _without_tags(message: Message) -> Message:
     """Return a message without the tags of Hermes around the result of a call: templates of tools write them."""
     key = "content" if "content" in message else "value"
-    text = message.get(key)
-    is_tagged = (
-        isinstance(text, str) and "<tool_response>" in text and message.get("role", message.get("from")) == "tool"
-    )
-    held = _RESPONSE.fullmatch(text.strip()) if is_tagged else None
+    text, speaker = message.get(key), message.get("role", message.get("from"))
+    if speaker != "tool" or not isinstance(text, str) or "<tool_response>" not in text:
+        return message
+    held = _RESPONSE.fullmatch(text.strip())
     return message if held is None else {**message, key: held[1]}
 
 
@@ -204,7 +203,7 @@ def usual_row(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         for form in FORMS:
             if not form.marks <= values.keys():
                 continue
-            with suppress(AttributeError, KeyError, TypeError, ValueError):  # a row of another form
+            with suppress(AttributeError, KeyError, TypeError):  # a row of another form
                 if (read := form.read(values)) is not None:
                     names = {*form.marks, *form.also}
                     return {**{name: value for name, value in values.items() if name not in names}, **read}, form.rule
@@ -348,8 +347,8 @@ def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any
     """Return the reader of a question, its choices, and the number, the letter or the text of the right one."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
-        held, said = unpacked(values[listed]), values[answer]
-        names: list[str] = []
+        held: Any = unpacked(values[listed])
+        names, said = list[str](), values[answer]
         if isinstance(held, Mapping) and isinstance(held.get("label"), list):  # ARC's, CommonsenseQA's
             held, names = held.get("text"), [str(each) for each in held["label"]]
         texts = held if isinstance(held, list) and all(isinstance(each, str) for each in held) else []

@@ -94,7 +94,8 @@ class JsonTable:
                 yield row if b'"id"' in row else b'{"id":' + orjson.dumps(key) + comma + rest
             scanner.end()
             return
-        if self._key is None and (not self._arrays or any(starmap(_are_messages, self._arrays.items()))):
+        is_row = not self._arrays and len(self._members) > 0
+        if self._key is None and (is_row or any(starmap(_are_messages, self._arrays.items()))):
             members = [orjson.dumps(key) + b":" + scanner.value(b"}") for key in scanner.members()]
             scanner.end()
             yield b"{" + b",".join(members) + b"}"

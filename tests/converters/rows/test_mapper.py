@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.rows.kinds import KINDS
 from lmms_stream.converters.rows.mapper import Mapper, find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.rows.tokens import to_tokens
