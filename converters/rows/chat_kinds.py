@@ -17,8 +17,7 @@ from ...types import Sample
 from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
 from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, parse_json, unpacked
-from .remedies import Choice, UndecidedError
-from .row_kind import ReadOptions
+from .row_kind import Choice, ReadOptions, UndecidedError
 from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
 from .vendors import usual_messages
 

@@ -16,13 +16,11 @@ from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
 from .media_columns import NoMedia, any_holds_media, check_media_columns
-from .nearest import PROMPTS, no_kind, only_asks, sure_choice
+from .nearest import PROMPTS, chosen, decided, no_kind, only_asks, proved, sure_choice
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .references import SampleMedia
-from .remedies import UndecidedError, decided, proved
-from .row_kind import ReadOptions, RowKind
-from .schemas import MESSAGES, TEXT, Schema
+from .row_kind import MESSAGES, TEXT, ReadOptions, RowKind, Schema, UndecidedError
 from .side_columns import ANSWERS, check_each_row, check_side_columns
 from .speakers import untagged
 from .vendors import usual_row
@@ -219,7 +217,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     if kind is None:
         choice = None if options.columns or options.tags else sure_choice(rows, names)
         if choice is not None and proved(choice, rows, options, _find) is not None:
-            return _find(rows, choice.options(options))
+            return _find(rows, chosen(choice, options))
         raise no_kind(rows, names)
     if kind.schema in (MESSAGES, TEXT):
         check_pairs(names, options.columns)

@@ -13,8 +13,7 @@ from .content import MEDIA_ROLES, file_kind
 from .fields import Fields, head_of, is_filled, references_of
 from .options import SchemaOptions
 from .references import SampleMedia, usual_kind
-from .remedies import Choice, UndecidedError
-from .row_kind import RowKind
+from .row_kind import Choice, RowKind, UndecidedError
 
 _OF_WEB = re.compile(rf"({'|'.join(MEDIA_ROLES)})s?_urls?", re.IGNORECASE)  # names of columns of addresses of media
 _NO_MEDIA = ("id", "__key__")  # columns of row names, which often look like paths

@@ -1,22 +1,28 @@
-"""Columns that fit no kind of rows -> the options that may read the rows, by the values of the columns."""
+"""Rows that are not read as they are -> the options that read them, proved on the rows."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from shlex import quote
+from typing import Any, Protocol
 
+from ...errors import DataError, LmmsStreamError
+from ...types import Sample
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
 from .fields import QUESTIONS, head_of, is_filled, unpacked, value_at
 from .kinds import KINDS
 from .media_columns import media_columns
+from .options import SchemaOptions
 from .preference_kinds import is_verdict
-from .remedies import Choice, UndecidedError
+from .row_kind import Choice, UndecidedError
 from .side_columns import ANSWERS, CHOICES, choices_in, choices_unread
-from .speakers import USUAL_ROLES, readings_of
+from .speakers import USUAL_ROLES, readings_of, readings_said
 
 # Pairs of names with one meaning: a question and its answer. Other names are offered, and the user decides.
 _PAIRS = (
@@ -44,6 +50,9 @@ _PAIRS_OF_ANSWERS = (
 )  # fmt: skip
 PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
 _LONG_NAME = 60  # of a column
+PROVED_ROWS = 100  # first rows that options must read
+_SHOWN = 40  # characters of a text of the decoded sample
+_MOST = 3  # options in an error
 
 
 def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> UndecidedError:
@@ -229,3 +238,101 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
     """Return the objects of a list, also from JSON text."""
     listed = unpacked(value)
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+
+
+# Options that are proved on the rows before an error names them.
+
+
+def chosen(choice: Choice, options: SchemaOptions) -> SchemaOptions:
+    """Return the user's options with those of a choice."""
+    return replace(
+        options,
+        kind=choice.kind or options.kind,
+        columns={**options.columns, **choice.columns},
+        tags={**options.tags, **choice.tags},
+        keep=options.keep if isinstance(options.keep, bool) else (*options.keep, *choice.keep),
+    )
+
+
+def _words(choice: Choice, options: SchemaOptions) -> str:
+    """Return a choice in words of the command line, with the columns that the user named."""
+    columns = {**options.columns, **choice.columns} if choice.columns else {}
+    return " ".join([
+        *([f"--kind {choice.kind}"] if choice.kind else []),
+        *([f"--columns {' '.join(quote(f'{role}={name}') for role, name in columns.items())}"] if columns else []),
+        *([readings_said([choice.tags])] if choice.tags else []),
+        *([f"--keep {' '.join(map(quote, choice.keep))}"] if choice.keep else []),
+    ])  # fmt: skip
+
+
+class ProvedMapper(Protocol):
+    """The part of a Mapper that a proof needs."""
+
+    @property
+    def left(self) -> Sequence[str]: ...
+    def read_without_media(self, values: Mapping[str, Any]) -> Sample: ...
+
+
+Find = Callable[[Sequence[Mapping[str, Any]], SchemaOptions], ProvedMapper]
+
+
+def proved(
+    choice: Choice, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find
+) -> tuple[Sequence[str], Sample] | None:
+    """Return the columns that rows leave out with these options, and the first sample; None if half of them fail."""
+    rows, samples = rows[:PROVED_ROWS], list[Sample]()
+    try:
+        reader = find(rows, chosen(choice, options))
+    except LmmsStreamError:
+        return None
+    for row in rows:
+        try:
+            samples.append(reader.read_without_media(row))
+        except LmmsStreamError:
+            continue
+    return (reader.left, samples[0]) if 2 * len(samples) > len(rows) else None
+
+
+def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find) -> DataError:
+    """Return the error with the choices that were proved, and the first sample of the best."""
+    said: list[str] = []
+    shown = ""
+    for choice in error.choices:
+        if len(said) == _MOST or (proof := proved(choice, rows, options, find)) is None:
+            continue
+        left, sample = proof
+        notes = [choice.why] if choice.why else [f"leaves out {', '.join(left)}"] if left else []
+        said.append(f"{_words(choice, options)}{f' ({notes[0]})' if notes else ''}")
+        shown = shown if len(said) > 1 else shown_sample(sample)
+    rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")
+    remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([rest] if rest else [])]
+    example = f"; the first gives {shown}" if shown else ""
+    return DataError(f"{error}: {', or '.join(remedies)}{example}")
+
+
+def shown_sample(sample: Sample) -> str:
+    """Return the texts of a sample, shortened, each behind its speaker; "" for a sample of other columns."""
+    if "messages" not in sample:
+        return f"text {_shown(sample['text'])}" if "text" in sample else ""
+    stored = json.loads(sample["messages"])
+    named = stored if isinstance(stored, Mapping) else {"": stored}
+    said = []
+    for name, turns in named.items():
+        if isinstance(turns, list) and name != "tools":
+            before = f"{name} " if name not in ("", "messages") else ""
+            said += [f"{before}{turn['role']}: {_shown(_content(turn))}" for turn in turns[:4]]
+        elif isinstance(turns, str):
+            said.append(f"{name} {_shown(turns)}")
+    return ", ".join(said)
+
+
+def _content(turn: Mapping[str, Any]) -> Any:
+    content = turn.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
+    return content if content else turn.get("tool_calls")
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

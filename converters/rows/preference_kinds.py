@@ -8,14 +8,13 @@ from typing import Any
 
 from ...errors import DataError
 from ...types import Sample
-from . import schemas
+from . import row_kind
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .chat_kinds import exchanges, message_turn, messages_in, turns_of, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
 from .fields import Columns, Fields, is_filled, named_alike
 from .references import SampleMedia
-from .remedies import Choice, UndecidedError
-from .row_kind import ReadOptions, RowKind
+from .row_kind import Choice, ReadOptions, RowKind, UndecidedError
 from .speakers import USUAL_ROLES
 
 # Pairs of complete texts that begin with their common prompt (HH-RLHF's) -> stored texts. Pure.
@@ -302,7 +301,7 @@ PREFERENCE = RowKind(
     may=_ASKED,
     accepts=_is_pair,
     needs_text="chosen and rejected (or chosen_messages and rejected_messages)",
-    schema=schemas.PREFERENCE,
+    schema=row_kind.PREFERENCE,
     read=_read_pair,
 )
 KTO = RowKind(
@@ -311,6 +310,6 @@ KTO = RowKind(
     may={"response": ("response", "completion", "answer", "output"), **_ASKED},
     accepts=_is_judged,
     needs_text="label/kto_tag (true or false) and an answer: completion/response/answer/output or messages",
-    schema=schemas.PREFERENCE,
+    schema=row_kind.PREFERENCE,
     read=_read_judged,
 )

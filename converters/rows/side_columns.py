@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .fields import QUESTIONS, is_filled, unpacked
-from .remedies import Choice, UndecidedError
-from .row_kind import RowKind
+from .row_kind import Choice, RowKind, UndecidedError
 from .speakers import usual_role
 
 CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
@@ -281,7 +280,7 @@ def _answer(read: _Read) -> _Found | None:
 
 
 def _answer_of_text(read: _Read) -> _Found | None:
-    """Describe texts that are left out, as rich as those that are read, and not contained in them."""
+    """Describe unread texts whose names say that they answer the read text, unless the text contains them."""
     if read.kind != "text":
         return None
 
