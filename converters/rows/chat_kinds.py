@@ -52,7 +52,7 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
 
 
 def turns_of(messages: Sequence[Any], roles: Roles) -> list[Turn]:
-    """Return the turns of messages in any form that is known."""
+    """Return the turns of messages in any known form."""
     return [message_turn(message, roles) for message in usual_messages(messages)]
 
 
@@ -82,7 +82,7 @@ def are_messages(value: Any) -> bool:
 
 
 def messages_in(value: Any, speaker: str = "") -> list[Any] | None:
-    """Return the messages that a value holds: a list, or JSON text of messages; None for text.
+    """Return the messages in a value: a list, or JSON text of messages; None for text.
 
     speaker: of the first message; text with messages of another speaker first is text.
     """

@@ -47,7 +47,7 @@ class Mapper:
     left: Sequence[str] = ()
 
     def read_without_media(self, values: Mapping[str, Any]) -> Sample:
-        """Return the sample of a row, with facts of no medium in place of its media: none is opened."""
+        """Return the sample of a row without opening media."""
         row = _usually_named(values, self.options)
         fields = Fields(row, self.kind.columns, self.options.columns, self.found)
         kept = {
@@ -186,7 +186,7 @@ def _no_bytes(reference: Any) -> bytes:
 
 
 def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """Return the mapper, or raise UndecidedError, for rows of which some may be of no form."""
+    """Return the mapper; raise UndecidedError."""
     named = [or_error(_usually_named, row, options) for row in rows]
     return _find([row for row in named if not isinstance(row, DataError)], options)
 

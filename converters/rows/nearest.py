@@ -1,4 +1,4 @@
-"""Rows that are not read as they are -> the options that read them, proved on the rows."""
+"""Rows of no kind -> options to read the rows with, proved on the rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .row_kind import Choice, UndecidedError
 from .side_columns import ANSWERS, CHOICES, choices_in, choices_unread
 from .speakers import USUAL_ROLES, readings_of, readings_said
 
-# Pairs of names with one meaning: a question and its answer. Other names are offered, and the user decides.
+# Pairs of names with a single meaning: a question and its answer. For other names, the user decides.
 _PAIRS = (
     ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
     ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"),
@@ -40,7 +40,8 @@ _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _OF_FACTS = re.compile(
-    r"^(num|is|has)_|(^|_)(id|ids|idx|index|uuid|hash|sha\d*|type|source|model|date|key|url|path|lang|language|license)$",
+    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|date|time|timestamp|key|url|path|lang|"
+    r"language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
     re.IGNORECASE,
 )
 _OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
@@ -50,13 +51,13 @@ _PAIRS_OF_ANSWERS = (
 )  # fmt: skip
 PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
 _LONG_NAME = 60  # of a column
-PROVED_ROWS = 100  # first rows that options must read
+PROVED_ROWS = 100  # first rows of a proof
 _SHOWN = 40  # characters of a text of the decoded sample
 _MOST = 3  # options in an error
 
 
 def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> UndecidedError:
-    """Return the error for rows with columns of these names, with the options that may read the rows."""
+    """Return the error for rows with columns of these names, with options to try."""
     found = f"columns {', '.join(names)} fit no kind of rows"
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
         found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
@@ -71,9 +72,9 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
 
 
 def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choice | None:
-    """Return the columns of rows whose names have one meaning: a question and an answer, or a document.
+    """Return the columns of rows with names of a single meaning: a question and an answer, or a document.
 
-    None if the rows have other texts.
+    None if the rows have more texts.
     """
     texts = _texts(rows, names)
     if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(_OF_THOUGHTS.search, names)):
@@ -100,7 +101,7 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
         yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
     pairs = _pair(rows, texts)
     is_judged = any(is_verdict(row.get("label")) for row in rows)
-    for one, other in pairs:  # a label next to texts of unknown names need not judge an answer
+    for one, other in pairs:  # a label next to unknown names need not judge an answer
         no_label = {"label": ""} if is_judged and not asked else {}
         yield Choice(columns={**roles, "prompt": one, "response": other, **no_label})
     if not pairs:
@@ -137,7 +138,7 @@ def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of columns that may be a question and its answer; names decide, then lengths and the order."""
+    """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
     asked = _like(texts, _ASKED)
     answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
     others = answers if asked and answers else [name for name in texts if name != asked]
@@ -150,7 +151,7 @@ def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple
 
 
 def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
-    """Yield the columns of kinds whose names are nearly those of the rows."""
+    """Yield the columns of kinds with nearly the same names."""
     for kind in KINDS.values():
         near = {role: _like(names, usual) for role, usual in kind.needs.items()}
         if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
@@ -159,7 +160,7 @@ def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
 
 
 def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the name that is one of the usual names, or else nearly is."""
+    """Return the name equal to a usual name, or else nearly equal."""
     lower = {name.rpartition(".")[2].lower(): name for name in reversed(names)}
     exact = next((lower[each] for each in usual if each in lower), None)
     near = (get_close_matches(each, lower, 1, 0.9) for each in usual if len(each) > 3)
@@ -201,7 +202,7 @@ def _conversations(
 
 
 def prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
-    """Return the column of messages without an answer, or of questions, that is the only text of the rows."""
+    """Return the only column of texts if the column holds questions, or messages without an answer."""
     listed = next(
         (name for name, _ in _columns_of(rows[0]) if head_of(name, names) in names and _asks_alone(rows, name)), None
     )
@@ -240,11 +241,11 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
-# Options that are proved on the rows before an error names them.
+# Proofs of options on the rows, before an error prints the options.
 
 
 def chosen(choice: Choice, options: SchemaOptions) -> SchemaOptions:
-    """Return the user's options with those of a choice."""
+    """Return the user's options with the options of a choice."""
     return replace(
         options,
         kind=choice.kind or options.kind,
@@ -255,7 +256,7 @@ def chosen(choice: Choice, options: SchemaOptions) -> SchemaOptions:
 
 
 def _words(choice: Choice, options: SchemaOptions) -> str:
-    """Return a choice in words of the command line, with the columns that the user named."""
+    """Return a choice in words of the command line, with the columns of the user."""
     columns = {**options.columns, **choice.columns} if choice.columns else {}
     return " ".join([
         *([f"--kind {choice.kind}"] if choice.kind else []),
@@ -266,7 +267,7 @@ def _words(choice: Choice, options: SchemaOptions) -> str:
 
 
 class ProvedMapper(Protocol):
-    """The part of a Mapper that a proof needs."""
+    """Mapper of rows, for a proof."""
 
     @property
     def left(self) -> Sequence[str]: ...
@@ -279,7 +280,7 @@ Find = Callable[[Sequence[Mapping[str, Any]], SchemaOptions], ProvedMapper]
 def proved(
     choice: Choice, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find
 ) -> tuple[Sequence[str], Sample] | None:
-    """Return the columns that rows leave out with these options, and the first sample; None if half of them fail."""
+    """Return the columns left out with these options, and the first sample; None if half of the rows fail."""
     rows, samples = rows[:PROVED_ROWS], list[Sample]()
     try:
         reader = find(rows, chosen(choice, options))
@@ -294,7 +295,7 @@ def proved(
 
 
 def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find) -> DataError:
-    """Return the error with the choices that were proved, and the first sample of the best."""
+    """Return the error with the proved choices, and the first sample of the best choice."""
     said: list[str] = []
     shown = ""
     for choice in error.choices:

@@ -95,12 +95,12 @@ class RowKind:
         return all(fields.get(role) is not None for role in self.needs) and self.accepts(fields)
 
 
-# Rows whose reading the user must choose.
+# Choices of the user.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """Options that may read the rows. why: the condition or the effect, for people; "" if the options tell."""
+    """Options to read rows with. why: the condition or the effect, for people; "" if the options tell."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     kind: str | None = None
@@ -110,7 +110,7 @@ class Choice:
 
 
 class UndecidedError(DataError):
-    """Rows whose reading the user must choose. choices: the best first. rest: a remedy that cannot be tried."""
+    """The user must choose how to read rows. choices: the best first. rest: a remedy without a proof."""
 
     def __init__(self, what: str, choices: Sequence[Choice], rest: str = ""):
         super().__init__(what)

@@ -20,7 +20,7 @@ CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", 
 # A column of one choice: option_a, choice1, opB, or only a capital letter.
 _CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 _BY_MAP = "with --map FILE.py:FUNCTION"
-_Found = tuple[str, Sequence[Choice], str]  # what is lost, the options to try, and a remedy that cannot be tried
+_Found = tuple[str, Sequence[Choice], str]  # the loss, the options to try, and a remedy without a proof
 _FIRST = ("definition", "instruction")  # the first of two texts of a question
 _CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # topic or part of a question
 # Columns of facts may have these names, too: a question's topic has several words, and is longer than the question.
@@ -43,7 +43,7 @@ _WORKED = re.compile(
     re.IGNORECASE,
 )
 ANSWERS = ("response", "completion", "answer", "output", "target")
-# Names of texts that answer a text next to them; a title, a comment or a licence does not.
+# Names of texts with the answer to another text of the row; a title or a licence is no answer.
 _ANSWER_NAME = re.compile(
     r"(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
     r"solution|caption|label_text|paraphrase|correction|simplified|definition)(_|$)", re.IGNORECASE,
@@ -75,7 +75,7 @@ def _columns_of_choices(row: Mapping[str, Any]) -> list[str]:
 
 
 def choices_unread(name: str) -> _Found:
-    """Return the error about choices that no kind reads."""
+    """Return the error about unread choices."""
     are = f"columns {name} hold" if ", " in name else f"column {name} holds"
     rest = f"write the choices into the question and the chosen one into the answer, {_BY_MAP}"
     return f"{are} what the answer is chosen from, and no kind reads it", (), rest
@@ -280,7 +280,7 @@ def _answer(read: _Read) -> _Found | None:
 
 
 def _answer_of_text(read: _Read) -> _Found | None:
-    """Describe unread texts whose names say that they answer the read text, unless the text contains them."""
+    """Describe unread texts with a name of answers, unless the read text contains the answers."""
     if read.kind != "text":
         return None
 

@@ -34,7 +34,7 @@ def usual_messages(messages: Sequence[Any]) -> list[Any]:
     for message in messages:
         try:
             _add_usual(message, usual)
-        except (AttributeError, KeyError, TypeError) as error:  # of a value of another type than the vendor's
+        except (AttributeError, KeyError, TypeError) as error:  # a value of an unexpected type
             raise DataError(f"a message has parts of another form, {str(message)[:80]!r}: correct the row") from error
     return usual
 
@@ -51,7 +51,7 @@ def _add_usual(message: Any, usual: list[Any]) -> None:
 
 
 def _without_tags(message: Message) -> Message:
-    """Return a message without the tags of Hermes around the result of a call: templates of tools write them."""
+    """Return a message without Hermes' tags around the result of a call: templates of tools write these tags."""
     key = "content" if "content" in message else "value"
     text, speaker = message.get(key), message.get("role", message.get("from"))
     if speaker != "tool" or not isinstance(text, str) or "<tool_response>" not in text:
@@ -100,7 +100,7 @@ def _call(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
 
 
 def _result(content: Any, call_id: Any = None, name: Any = None) -> Message:
-    """Return the message of a call's result; values other than text and parts are written as JSON."""
+    """Return the message of a call's result; an object becomes JSON text."""
     if isinstance(content, list):
         parts = [_part(part) for part in content]
         texts = [part.get("text") for part in parts if isinstance(part, dict)]
@@ -136,7 +136,7 @@ _MEMBERS: Mapping[str, Callable[[Any], dict[str, Any] | None]] = {  # Bedrock's,
 
 
 def _called(item: Message, usual: list[Any]) -> None:
-    """Add a call of OpenAI's Responses to the message of the assistant before it, or to a new one."""
+    """Add a call of OpenAI's Responses to the last message of the assistant, or in a new message."""
     call = _call(item.get("name"), item.get("arguments"), item.get("call_id"))
     last = usual[-1] if usual and isinstance(usual[-1], dict) else {}
     if last.get("role") == "assistant":
@@ -183,9 +183,9 @@ def usual_tools(tools: Sequence[Any], *, column: str | None) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form of rows. marks: columns of each such row. read: the usual columns in place of the read ones, or None.
+    """Form of rows. marks: columns of each row. read: returns the usual columns, or None for a row of another form.
 
-    also: read columns that rows may lack. rule: how the columns are read, for people; "" if the names tell.
+    also: optional columns. rule: reading of the columns, for people; "" if the names tell.
     """
 
     marks: frozenset[str]
@@ -195,9 +195,9 @@ class Form:
 
 
 def usual_row(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Return a row with the usual columns, and the rule of its form; rows of no form are unchanged, with rule "".
+    """Return a row with the usual columns, and the rule of the form; other rows unchanged, with rule "".
 
-    DataError for a row of a form that has no sample: two answers that are equally good.
+    DataError for two equally good answers.
     """
     if not _MARKS.isdisjoint(values):
         for form in FORMS:
@@ -245,7 +245,7 @@ def _openai_preference(values: Mapping[str, Any]) -> dict[str, Any] | None:
 def _pair(prompt: Mapping[str, Any], scored: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
     """Return the columns of the best and the worst answer. scored: scores, higher is better, and answers.
 
-    None for values that are no scores; DataError for answers that are equally good.
+    None for values other than scores; DataError for equally good answers.
     """
     if len(scored) < 2 or not all(isinstance(score, (int, float)) and score == score for score, _ in scored):
         return None
@@ -256,7 +256,7 @@ def _pair(prompt: Mapping[str, Any], scored: Sequence[tuple[Any, Any]]) -> dict[
 
 
 def _scored(asked: str, listed: str, answer: str, score: str, sign: int = 1) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of a list of objects, each with an answer and its score. sign: -1 for ranks."""
+    """Return the reader of a list of objects with an answer and a score each. sign: -1 for ranks."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
         answers = values[listed]
@@ -278,7 +278,7 @@ def _listed(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _judged(first: str, second: str, verdict: str, asked: str = "prompt") -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of two answers and the name of the better one: a, model_a, 1, response_1, …"""
+    """Return the reader of two answers and the name of the better answer: a, model_a, 1, response_1, …"""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
         better = str(values[verdict]).lower()
@@ -344,7 +344,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of a question, its choices, and the number, the letter or the text of the right one."""
+    """Return the reader of a question with choices, and the number, letter or text of the right choice."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
         held: Any = unpacked(values[listed])
@@ -368,7 +368,7 @@ def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any
 
 
 def _thoughts(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the columns of an answer with its thoughts."""
+    """Return the columns of a question, thoughts and answer."""
     asked, answered = values["question"], values["answer"]
     name = next((name for name in _REASONING if is_filled(values.get(name))), None)
     if name is None or not all(isinstance(text, str) for text in (asked, answered, values[name])):
@@ -392,7 +392,7 @@ _PLACE = re.compile(r"<image_\d+>")
 
 
 def _mini_cpm(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the columns of messages that name the places of their images: <image_00>."""
+    """Return the columns of messages with numbered places of images: <image_00>."""
     images, said = values["image"], values["conversations"]
     if not isinstance(images, Mapping) or not images or not all(map(_PLACE.fullmatch, images)):
         return None
@@ -406,7 +406,7 @@ def _mini_cpm(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _hermes(column: str) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of conversations whose system prompt has the tools of the row, too: they are read once."""
+    """Return the reader of conversations with the tools of the row in the system prompt, too: read once."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
         messages = unpacked(values[column])
@@ -451,4 +451,4 @@ FORMS = tuple(Form(frozenset(marks.split()), read, *more) for marks, read, *more
     ("messages tools", _hermes("messages"), (), _OF_TOOLS),
 ))  # fmt: skip
 _GENERAL = {"messages", "conversations", "input", "prompt", "question", "instruction", "context", "history"}
-_MARKS = frozenset(name for form in FORMS for name in form.marks) - _GENERAL  # each form has one
+_MARKS = frozenset(name for form in FORMS for name in form.marks) - _GENERAL  # each form has a mark

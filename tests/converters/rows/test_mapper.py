@@ -358,8 +358,8 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: R
         ({"question": "a", "answer": None}, "column question holds prompts without answers, .*: make other rows"),
         ({"task": "a", "answer": "b"}, "pass --columns prompt=task response=answer, or"),
         (
-            {"problem": "a", "level": "c", "answer": "b"},
-            r"pass --columns prompt=problem response=answer \(leaves out level\), or",
+            {"problem": "a", "hint": "c", "answer": "b"},
+            r"pass --columns prompt=problem response=answer \(leaves out hint\), or",
         ),
         ({"token_ids": [1], "input_id": [1]}, r"pass --columns input_ids=input_id \(leaves out token_ids\), or"),
         ({"one": 1, "two": 2}, "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep$"),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.errors import DataError
+from streaming import StreamingDataset
 
 from ..media_files import image_bytes
+from .test_layouts import printed
 
 Row = dict[str, Any]
 ASK, SAY = {"role": "user", "content": "Oslo?"}, {"role": "assistant", "content": "4 degrees"}
@@ -252,3 +258,36 @@ def test_columns_that_the_user_names_are_not_read_as_a_form() -> None:
     row = {"prompt": "q", "responses": ["a", "b"], "scores": [1, 0], "best": "a"}
     assert stored(row, columns={"response": "best"})[1]["content"] == "a"
     assert find_mapper([row], SchemaOptions(keep=("scores",))).kept == {"scores": "json"}
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "rows.md"
+LINES = re.findall(r"^\| (.+?) \| `([{\[].*)` \| (.*?) ?\|$", PAGE.read_text(), re.MULTILINE)
+
+
+def words(value: Any) -> Iterator[str]:
+    """The question and the answers of an example."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from words(each)
+    elif value in ("q", "a", "b"):
+        yield value
+
+
+@pytest.mark.parametrize(("data", "row", "options"), LINES, ids=[line[0] for line in LINES])
+def test_each_line_of_the_page_reads_its_row(data: str, row: str, options: str, tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(f"{row}\n" * 2)
+    if options.startswith("refused"):
+        with pytest.raises(DataError, match=r"which lmms_stream\.rl reads for reinforcement learning"):
+            convert([source], str(tmp_path / "out"), num_workers=1)
+        return
+    (given,) = printed(f"pass {options.strip('`')}") if options else [SchemaOptions()]
+    report = convert([source], str(tmp_path / "out"), num_workers=1, columns=given.columns)
+    assert report.num_rows == 2
+    sample = StreamingDataset(local=str(tmp_path / "out"), batch_size=1)[0]
+    text = " ".join(value for value in sample.values() if isinstance(value, str)).replace(r"\n", " ")
+    assert all(re.search(rf"\b{word}\b", text) for word in words(json.loads(row)))
+
+
+def test_the_page_has_all_forms() -> None:
+    assert len(LINES) > 25
