@@ -68,7 +68,10 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
     if asked := prompts_in(rows, names):
         found += f": column {asked} {PROMPTS}"
     choices = {str(choice): choice for choice in _choices(rows, names)}
-    return UndecidedError(found, [*choices.values()], by_map)
+    roles = (
+        "name columns by their roles with --columns (prompt, response, messages, text, chosen, rejected, images, …), "
+    )
+    return UndecidedError(found, [*choices.values()], by_map if choices else f"{roles}{by_map}")
 
 
 def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choice | None:
