@@ -1,13 +1,12 @@
 """Rows and messages in the forms of vendors and data sets -> the usual columns and OpenAI's messages. Pure.
 
-Each form is a function of a few lines and, for rows, a line of FORMS. Kinds of rows (kinds.py) know only usual forms.
+Each form is a function of a few lines; forms of rows are in a table, too. Kinds of rows (kinds.py) know only usual forms.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,12 @@ def usual_messages(messages: Sequence[Any]) -> list[Any]:
     Read are the contents of Anthropic (tool_use, tool_result), Bedrock (toolUse, toolResult) and Gemini (parts with
     functionCall, functionResponse), the items of OpenAI's Responses, and results between Hermes' <tool_response> tags.
     """
-    if all(type(each) is dict and type(each.get("content", each.get("value"))) is str for each in messages):
-        return [_without_tags(each) for each in messages]
+    for message in messages:  # nearly all messages have a text, and are returned at once
+        text = message.get("content", message.get("value")) if type(message) is dict else None
+        if type(text) is not str or (text[:1] in "< \n" and "<tool_response>" in text):
+            break
+    else:
+        return list(messages)
     usual: list[Any] = []
     for message in messages:
         try:
@@ -160,6 +163,8 @@ _ITEMS: Mapping[str, Callable[[Message, list[Any]], None]] = {  # of OpenAI's Re
 
 def usual_tools(tools: Sequence[Any], *, column: str | None) -> list[Any]:
     """Return tools in OpenAI's form: of Anthropic, Bedrock and Gemini, and of OpenAI's former column functions."""
+    if all(type(tool) is dict and "function" in tool for tool in tools):
+        return list(tools)
     usual: list[Any] = []
     for tool in tools:
         spec = tool.get("toolSpec", tool) if isinstance(tool, Mapping) else tool
@@ -199,14 +204,17 @@ def usual_row(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
     DataError for two equally good answers.
     """
-    if not _MARKS.isdisjoint(values):
-        for form in FORMS:
+    for name in values:
+        for form in _BY_MARK.get(name, ()):
             if not form.marks <= values.keys():
                 continue
-            with suppress(AttributeError, KeyError, TypeError):  # a row of another form
-                if (read := form.read(values)) is not None:
-                    names = {*form.marks, *form.also}
-                    return {**{name: value for name, value in values.items() if name not in names}, **read}, form.rule
+            try:
+                read = form.read(values)
+            except (AttributeError, KeyError, TypeError):  # a row of another form
+                continue
+            if read is not None:
+                names = {*form.marks, *form.also}
+                return {**{name: value for name, value in values.items() if name not in names}, **read}, form.rule
     return values, ""
 
 
@@ -224,10 +232,13 @@ def _gemini(values: Mapping[str, Any]) -> dict[str, Any] | None:
 def _responses(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the columns of a request and an answer of OpenAI's Responses."""
     asked, answered = values["input"], values["output"]
+    if not isinstance(answered, list):
+        return None
     asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     items = [each for listed in (asked, answered) if isinstance(listed, list) for each in listed]
-    are_items = [isinstance(each, dict) and ("role" in each or each.get("type") in _ITEMS) for each in items]
-    if not isinstance(answered, list) or not items or not all(are_items):
+    if not items or not all(
+        isinstance(each, dict) and ("role" in each or each.get("type") in _ITEMS) for each in items
+    ):
         return None
     messages = [{key: each[key] for key in each if key != "type" or each[key] != "message"} for each in items]
     return {"messages": messages, **({"system": values["instructions"]} if values.get("instructions") else {})}
@@ -411,44 +422,46 @@ def _hermes(column: str) -> Callable[..., dict[str, Any] | None]:
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
         messages = unpacked(values[column])
         first = messages[0] if isinstance(messages, list) and messages else None
-        text = first.get("value", first.get("content")) if isinstance(first, Mapping) else None
+        text = first.get("value", first.get("content")) if type(first) is dict else None
         return {column: messages} if isinstance(text, str) and "<tools>" in text and "</tools>" in text else None
 
     return read
 
 
+_OF_THOUGHTS = "the thoughts are the answer's reasoning_content"
 _OF_TOOLS = "tools are in the system prompt, too, and are read from it"
 _BEST = "chosen and rejected are the best and the worst answer by"
 _LETTERED = "the choices follow the question, and the answer is the right choice"
-FORMS = tuple(Form(frozenset(marks.split()), read, *more) for marks, read, *more in (
+_TABLE: tuple[tuple[Any, ...], ...] = (
     ("contents", _gemini, ("systemInstruction", "system_instruction")),
-    ("input preferred_output non_preferred_output", _openai_preference),
-    ("input output", _responses, ("instructions",)),
-    ("instruction completions", _scored("instruction", "completions", "response", "overall_score"), (),
+    ("preferred_output input non_preferred_output", _openai_preference),
+    ("output input", _responses, ("instructions",)),
+    ("completions instruction", _scored("instruction", "completions", "response", "overall_score"), (),
      f"{_BEST} overall_score"),
-    ("prompt answers", _scored("prompt", "answers", "answer", "rank", -1), (), f"{_BEST} rank"),
-    ("prompt responses scores", _listed, (), f"{_BEST} scores"),
+    ("answers prompt", _scored("prompt", "answers", "answer", "rank", -1), (), f"{_BEST} rank"),
+    ("scores prompt responses", _listed, (), f"{_BEST} scores"),
     ("conversation_a conversation_b winner", _judged("conversation_a", "conversation_b", "winner"), (),
      "chosen is the conversation of the winner"),
-    ("prompt response_a response_b preference", _judged("response_a", "response_b", "preference"), (),
+    ("response_a prompt response_b preference", _judged("response_a", "response_b", "preference"), (),
      "chosen is the response that preference names"),
-    ("prompt response_0 response_1 better_response_id", _safe_rlhf, (), "chosen is the response of better_response_id"),
-    ("response1 response2 overall_preference", _helpsteer, ("context",),
+    ("better_response_id prompt response_0 response_1", _safe_rlhf, (), "chosen is the response of better_response_id"),
+    ("overall_preference response1 response2", _helpsteer, ("context",),
      "chosen is the response that overall_preference prefers"),
-    ("question response_j response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
-    ("history human_ref_A human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
-    ("context question answers", _squad, (), "output is the first text of answers"),
+    ("response_j question response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
+    ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
+    ("answers context question", _squad, (), "output is the first text of answers"),
     ("definition inputs targets", _natural_instructions),
-    ("question thinking_trajectories attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
-    ("question choices answer", _chosen("question", "choices", "answer"), (), _LETTERED),
-    ("question choices answerKey", _chosen("question", "choices", "answerKey"), (), _LETTERED),
-    ("question options answer", _chosen("question", "options", "answer"), (), _LETTERED),
-    ("ctx endings label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
-    ("question answer", _thoughts, _REASONING, "the thoughts are the answer's reasoning_content"),
+    ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
+    ("choices question answer", _chosen("question", "choices", "answer"), (), _LETTERED),
+    ("choices question answerKey", _chosen("question", "choices", "answerKey"), (), _LETTERED),
+    ("options question answer", _chosen("question", "options", "answer"), (), _LETTERED),
+    ("endings ctx label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
+    *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
     ("QA", _video_chat),
     ("image conversations", _mini_cpm),
-    ("conversations tools", _hermes("conversations"), (), _OF_TOOLS),
-    ("messages tools", _hermes("messages"), (), _OF_TOOLS),
-))  # fmt: skip
-_GENERAL = {"messages", "conversations", "input", "prompt", "question", "instruction", "context", "history"}
-_MARKS = frozenset(name for form in FORMS for name in form.marks) - _GENERAL  # each form has a mark
+    ("tools conversations", _hermes("conversations"), (), _OF_TOOLS),
+    ("tools messages", _hermes("messages"), (), _OF_TOOLS),
+)  # fmt: skip
+_BY_MARK: dict[str, list[Form]] = {}  # by the first mark of a form
+for _marks, _read, *_more in _TABLE:
+    _BY_MARK.setdefault(_marks.split()[0], []).append(Form(frozenset(_marks.split()), _read, *_more))

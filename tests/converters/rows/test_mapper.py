@@ -362,7 +362,7 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: R
             r"pass --columns prompt=problem response=answer \(leaves out hint\), or",
         ),
         ({"token_ids": [1], "input_id": [1]}, r"pass --columns input_ids=input_id \(leaves out token_ids\), or"),
-        ({"one": 1, "two": 2}, "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep$"),
+        ({"one": 1, "two": 2}, "name columns by their roles with --columns .*, make other rows with --map .* --keep$"),
     ],
 )
 def test_columns_of_no_kind_are_told_the_options_that_read_them(row: Row, suggestion: str) -> None:
