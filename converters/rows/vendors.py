@@ -1,6 +1,6 @@
 """Rows and messages in the forms of vendors and data sets -> the usual columns and OpenAI's messages. Pure.
 
-Each form is a function of a few lines; forms of rows are in a table, too. Kinds of rows (kinds.py) know only usual forms.
+Each form is a function of a few lines; a table lists forms of rows. Kinds of rows (kinds.py) know only usual forms.
 """
 
 from __future__ import annotations
