@@ -139,6 +139,9 @@ def _names_speaker(message: Any) -> bool:
 
 
 def _says_role(fields: Fields) -> bool:
+    value = fields.get("messages")
+    if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{", ""):
+        return False  # a text, not the JSON text of messages
     return not _says_from(fields) and not holds_exchanges(fields) and not begins_with_text(fields, "messages")
 
 

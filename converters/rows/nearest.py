@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from shlex import quote
@@ -34,22 +35,28 @@ _PAIRS = (
     ("document", "summary"), ("dialogue", "summary"),
 )  # fmt: skip
 _TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "code")
-_ASKED = (*QUESTIONS, "q", "user", "human", "source", "src", "article", "document")
-_ANSWERED = (*ANSWERS, "a", "assistant", "solution", "tgt", "summary", "highlights")
+_ASKED = (*QUESTIONS, "q", "user", "human", "src", "article", "document", "short_question")
+_ANSWERED = (
+    *ANSWERS, "a", "assistant", "canonical_solution", "reference_solution", "solution", "tgt", "summary", "highlights",
+    "sql", "cypher", "short_answer", "long_answer", "des",
+)  # fmt: skip
+_GOLD = re.compile(r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary)$", re.IGNORECASE)
+_CONTEXTS = ("context", "combined_context", "passage", "schema", "ddl", "evidence", "input")
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _OF_FACTS = re.compile(
-    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|date|time|timestamp|key|url|path|lang|"
+    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|key|url|path|lang|"
     r"language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
     re.IGNORECASE,
 )
 _OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
 _PAIRS_OF_ANSWERS = (
     ("chosen", "rejected"), ("preferred", "non_preferred"), ("preferred", "dispreferred"), ("better", "worse"),
-    ("best", "worst"), ("winner", "loser"), ("positive", "negative"),
+    ("best", "worst"), ("winner", "loser"),
 )  # fmt: skip
 PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
+_METADATA = re.compile(r"meta|info|signals|extra|tags|stats|urls|config", re.IGNORECASE)
 _LONG_NAME = 60  # of a column
 PROVED_ROWS = 100  # first rows of a proof
 _SHOWN = 40  # characters of a text of the decoded sample
@@ -65,8 +72,9 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
     if alternatives := choices_in(rows):
         what, _, rest = choices_unread(alternatives)
         return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
-    if asked := prompts_in(rows, names):
-        found += f": column {asked} {PROMPTS}"
+    judged = next((name for name in names if "reward_model" in names and _asks_alone(rows, name)), None)  # verl's rows
+    if asked := judged or prompts_in(rows, names):
+        return UndecidedError(f"{found}: column {asked} {PROMPTS}", (), by_map)
     choices = {str(choice): choice for choice in _choices(rows, names)}
     roles = (
         "name columns by their roles with --columns (prompt, response, messages, text, chosen, rejected, images, …), "
@@ -103,6 +111,9 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     if prompts and (answered := _like(texts, _ANSWERED)):
         yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
     pairs = _pair(rows, texts)
+    about = next((name for name in texts if name.lower() in _CONTEXTS and name != asked), None)
+    if asked and about and len(pairs) == 1:
+        yield Choice(kind="alpaca", columns={**roles, "instruction": asked, "input": about, "output": pairs[0][1]})
     is_judged = any(is_verdict(row.get("label")) for row in rows)
     for one, other in pairs:  # a label next to unknown names need not judge an answer
         no_label = {"label": ""} if is_judged and not asked else {}
@@ -112,8 +123,17 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     has_media = media or _MEDIA_NAMES & {*names}
     if has_media and len(texts) == 1 and texts[0].lower() not in QUESTIONS:
         yield Choice(columns={**roles, "text": texts[0]})
-    elif texts and not has_media and not asked and not prompts:
+    elif len(texts) == 1 and not has_media and not asked and not prompts and not _holds_objects(rows):
         yield Choice(columns={"text": texts[0]})
+
+
+def _holds_objects(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether lists or objects next to texts may hold answers; metadata does not."""
+    return any(
+        isinstance(value, (list, dict)) and bool(value) and not _METADATA.search(name)
+        for row in rows
+        for name, value in row.items()
+    )
 
 
 def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -129,27 +149,29 @@ def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]
 
 def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [value for row in rows if is_filled(value := value_at(row, name))]
-    is_usual = _like([name], (*_ASKED, *_ANSWERED, *_TEXTS)) is not None
+    is_usual = _like([name], (*_ASKED, *_ANSWERED, *_TEXTS)) is not None or _GOLD.search(name) is not None
     types: tuple[type, ...] = (str, int, float) if is_usual else (str,)
     if not values or name == "__key__" or not all(isinstance(value, types) for value in values):
         return False
     words = max(len(str(value).split()) for value in values)
     if _OF_FACTS.search(name):
-        return words > 3
+        is_of_pair = name.lower() == "source" and any("target" in each for each in map(str.lower, rows[0]))
+        return words > 3 or is_of_pair
     is_same = len(values) > 2 and len({*map(str, values)}) == 1
     return is_usual or words > 1 or not is_same or str(values[0]).endswith((".", "?", "!"))
 
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
+    texts = [name for name in texts if name.lower() not in _CONTEXTS] if len(texts) > 2 else list(texts)
     asked = _like(texts, _ASKED)
     answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
-    others = answers if asked and answers else [name for name in texts if name != asked]
-    others.sort(key=lambda name: -sum(len(str(value_at(row, name) or "")) for row in rows))
+    answers += [name for name in texts if name not in (asked, *answers) and _GOLD.search(name)]
+    longest = sorted(texts, key=lambda name: -sum(len(str(value_at(row, name) or "")) for row in rows))
     if asked:
-        return [(asked, other) for other in others]
+        return [(asked, name) for name in longest if name in answers or (not answers and name != asked)]
     if answers:
-        return [(other, answers[0]) for other in texts if other not in answers]
+        return [(name, answers[0]) for name in longest if name not in answers]
     return [(texts[0], texts[1]), (texts[1], texts[0])] if len(texts) == 2 else []
 
 
@@ -282,19 +304,20 @@ Find = Callable[[Sequence[Mapping[str, Any]], SchemaOptions], ProvedMapper]
 
 def proved(
     choice: Choice, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find
-) -> tuple[Sequence[str], Sample] | None:
-    """Return the columns left out with these options, and the first sample; None if half of the rows fail."""
+) -> tuple[Sequence[str], Sample, int] | None:
+    """Return the columns left out with these options, the first sample, and the number of rows without a sample.
+
+    None if half of the rows have none.
+    """
     rows, samples = rows[:PROVED_ROWS], list[Sample]()
     try:
         reader = find(rows, chosen(choice, options))
     except LmmsStreamError:
         return None
     for row in rows:
-        try:
+        with suppress(LmmsStreamError):
             samples.append(reader.read_without_media(row))
-        except LmmsStreamError:
-            continue
-    return (reader.left, samples[0]) if 2 * len(samples) > len(rows) else None
+    return (reader.left, samples[0], len(rows) - len(samples)) if 2 * len(samples) > len(rows) else None
 
 
 def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find) -> DataError:
@@ -302,11 +325,18 @@ def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: S
     said: list[str] = []
     shown = ""
     for choice in error.choices:
-        if len(said) == _MOST or (proof := proved(choice, rows, options, find)) is None:
+        proof = proved(choice, rows, options, find)
+        if proof is None and {"prompt", "response"} <= choice.columns.keys():  # the kind leaves side columns out
+            choice = replace(choice, kind="prompt-response")
+            proof = proved(choice, rows, options, find)
+        if proof is None or len(said) == _MOST:
             continue
-        left, sample = proof
+        left, sample, num_rejects = proof
         notes = [choice.why] if choice.why else [f"leaves out {', '.join(left)}"] if left else []
-        said.append(f"{_words(choice, options)}{f' ({notes[0]})' if notes else ''}")
+        notes += [f"and {num_rejects} of the first {min(len(rows), PROVED_ROWS)} rows"] if num_rejects else []
+        skip = " --on-error skip" if num_rejects else ""
+        note = f" ({' '.join(notes)})" if notes else ""
+        said.append(f"{_words(choice, options)}{skip}{note}")
         shown = shown if len(said) > 1 else shown_sample(sample)
     rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")
     remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([rest] if rest else [])]

@@ -46,7 +46,8 @@ ANSWERS = ("response", "completion", "answer", "output", "target")
 # Names of texts with the answer to another text of the row; a title or a licence is no answer.
 _ANSWER_NAME = re.compile(
     r"(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
-    r"solution|caption|label_text|paraphrase|correction|simplified|definition)(_|$)", re.IGNORECASE,
+    r"solution|caption|label_text|paraphrase|correction|simplified|definition|entities)(_|$)|"
+    r"^(expected|correct|gold|reference)_", re.IGNORECASE,
 )  # fmt: skip
 _SPEAKERS = ("user", "assistant", "prompter")
 _RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
@@ -210,7 +211,8 @@ def _context(read: _Read) -> _Found | None:
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
         question, longest = row.get(asked), _longest(value)
         is_long = name in _CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
-        return isinstance(question, str) and bool(question and longest) and is_long and not read.is_said(value, row)
+        is_said = read.is_said(value, {asked: question})  # an answer that repeats its context does not ask about it
+        return isinstance(question, str) and bool(question and longest) and is_long and not is_said
 
     for name in dict.fromkeys((*_CONTEXTS, *_LONG_CONTEXTS)):
         if read.mostly(name, is_lost):
@@ -285,15 +287,17 @@ def _answer_of_text(read: _Read) -> _Found | None:
         return None
 
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
-        return isinstance(value, str) and not read.is_said(value, row)
+        return isinstance(value, (str, list, dict)) and not read.is_said(value, row)
 
     asked = read.found["text"]
     names = [name for name in read.left if _ANSWER_NAME.search(name) and read.mostly(name, is_lost)]
     if not names:
         return None
     what = f"column {names[0]} may answer {asked}, and {asked} alone would be trained on"
-    choices = [Choice(columns={"prompt": asked, "response": name}) for name in names]
-    return what, choices, ""
+    prompts = [*(name for name in QUESTIONS if name in read.left), asked]
+    texts = [name for name, value, _ in read.values(names) if isinstance(value, str)]
+    choices = [Choice(columns={"prompt": prompts[0], "response": name}) for name in dict.fromkeys(texts)]
+    return what, choices, "" if choices else f"join both {_BY_MAP}"
 
 
 def _speaker(read: _Read) -> _Found | None:

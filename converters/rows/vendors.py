@@ -360,12 +360,18 @@ def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
         held: Any = unpacked(values[listed])
         names, said = list[str](), values[answer]
+        if isinstance(held, list) and all(isinstance(each, dict) and len(each) == 1 for each in held):
+            held = {name: text for each in held for name, text in each.items()}
         if isinstance(held, Mapping) and isinstance(held.get("label"), list):  # ARC's, CommonsenseQA's
             held, names = held.get("text"), [str(each) for each in held["label"]]
+        elif isinstance(held, Mapping):
+            held, names = list(held.values()), list(held)
         texts = held if isinstance(held, list) and all(isinstance(each, str) for each in held) else []
         names = names or list(_LETTERS[: len(texts)])
         if not texts or len(names) != len(texts) or not isinstance(values[asked], str):
             return None
+        if all(text in values[asked] for text in texts):
+            return None  # the question has them
         number = said if isinstance(said, int) else int(said) if str(said).isdecimal() and said not in names else None
         if number is None:
             found = [n for n, pair in enumerate(zip(names, texts, strict=True)) if said in pair]
@@ -389,6 +395,16 @@ def _thoughts(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _REASONING = ("reasoning", "reasoning_content", "thinking", "thoughts", "chain_of_thought", "cot")
+
+
+def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a conversation that ends with a chosen and a rejected answer, by their speakers."""
+    turns = values["conversations"]
+    speakers = [str(turn.get("from", turn.get("role"))) for turn in turns[-2:]]
+    if len(speakers) < 2 or not ("chosen" in speakers[0] and "rejected" in speakers[1]):
+        return None
+    key = "value" if "value" in turns[-1] else "content"
+    return {"prompt": turns[:-2], "chosen": turns[-2][key], "rejected": turns[-1][key]}
 
 
 def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -452,13 +468,14 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("answers context question", _squad, (), "output is the first text of answers"),
     ("definition inputs targets", _natural_instructions),
     ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
-    ("choices question answer", _chosen("question", "choices", "answer"), (), _LETTERED),
-    ("choices question answerKey", _chosen("question", "choices", "answerKey"), (), _LETTERED),
-    ("options question answer", _chosen("question", "options", "answer"), (), _LETTERED),
+    *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
+      for listed in ("choices", "options", "answer_choices")
+      for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
     ("endings ctx label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
     *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
     ("QA", _video_chat),
     ("image conversations", _mini_cpm),
+    ("conversations", _chosen_speaker),
     ("tools conversations", _hermes("conversations"), (), _OF_TOOLS),
     ("tools messages", _hermes("messages"), (), _OF_TOOLS),
 )  # fmt: skip

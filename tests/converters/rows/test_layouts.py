@@ -37,6 +37,7 @@ def printed(error: object) -> list[SchemaOptions]:
     """The options that an error prints, in their order."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind")
+    parser.add_argument("--on-error")
     for name in ("--columns", "--tags", "--keep"):
         parser.add_argument(name, nargs="+", default=())
     found = [parser.parse_args(shlex.split(words)) for words in _PRINTED.findall(str(error))]
