@@ -17,12 +17,13 @@ import orjson
 from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
-from . import schemas
+from . import row_kind
 from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .references import SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
 from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
+from .vendors import usual_tools
 
 Roles = Mapping[str, str]  # a dataset's name of a speaker -> system, user, assistant or tool
 
@@ -70,7 +71,7 @@ def chat_kind(
         may={**(may or {}), **CHAT_EXTRAS, **(may or {})},
         accepts=accepts,
         needs_text=needs_text,
-        schema=schemas.MESSAGES,
+        schema=row_kind.MESSAGES,
         read=read,
         read_simple=read_simple,
     )
@@ -180,6 +181,9 @@ def with_calls(message: Turn) -> Turn:
         are_calls = isinstance(called, list) and all(isinstance(call, Mapping) for call in called)
         if key == "tool_calls" and called is not None and not are_calls:
             raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
+    if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's former key
+        call = {"type": "function", "function": message["function_call"]}
+        message = {**_without(message, "function_call"), "tool_calls": [call]}
     if message.get("tool_calls"):
         message = {**message, "tool_calls": [_filled_call(call) for call in message["tool_calls"]]}
     return message
@@ -222,7 +226,10 @@ def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[T
 
     DataError if the turns have system prompts and the column's prompt is not among them; outer white space is ignored.
     """
-    own = fields.text("system") if is_filled(fields.get("system")) else None
+    own = fields.get("system") or None
+    if isinstance(own, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in own):
+        own = "\n".join(part["text"] for part in own)  # blocks of Anthropic and Bedrock
+    own = fields.text("system") if own is not None and not isinstance(own, str) else own
     said = [text_of(turn["content"]).strip() for turn in turns if turn["role"] in SYSTEM_ROLES]
     if said and own is not None and own.strip() not in said:
         column = fields.column("system")
@@ -245,7 +252,7 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
     for tool in tools:
         if not isinstance(tool, dict):
             raise DataError(f"a tool must be an object, its JSON schema, found {str(tool)[:80]!r}: correct the row")
-    return tools
+    return usual_tools(tools, column=fields.column("tools"))
 
 
 def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None:

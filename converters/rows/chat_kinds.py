@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from shlex import quote
+from functools import partial
 from typing import Any
 
 import orjson
@@ -17,8 +17,9 @@ from ...types import Sample
 from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
 from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, parse_json, unpacked
-from .row_kind import ReadOptions
-from .speakers import CALLERS, ROLES, USUAL_ROLES
+from .row_kind import Choice, ReadOptions, UndecidedError
+from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
+from .vendors import usual_messages
 
 _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
 _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
@@ -32,12 +33,12 @@ def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
     """Return turns of OpenAI messages: `role` and `content`. Unknown roles stay: a chat template may know them."""
     messages = fields.items("messages", "messages")
     check_speakers(messages)
-    return [message_turn(message, roles) for message in messages]
+    return turns_of(messages, roles)
 
 
 def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
     """Return turns of ShareGPT conversations: `from` and `value`; the content of `function_call` becomes tool_calls."""
-    return [_sharegpt_turn(message, roles) for message in fields.items("messages", "messages")]
+    return [_sharegpt_turn(message, roles) for message in usual_messages(fields.items("messages", "messages"))]
 
 
 def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
@@ -48,6 +49,11 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
             f"with --roles {turn['role']}=user or {turn['role']}=assistant"
         )
     return _with_calls(turn, message["from"], "value")
+
+
+def turns_of(messages: Sequence[Any], roles: Roles) -> list[Turn]:
+    """Return the turns of messages in any known form."""
+    return [message_turn(message, roles) for message in usual_messages(messages)]
 
 
 def message_turn(message: Any, roles: Roles) -> Turn:
@@ -75,6 +81,20 @@ def are_messages(value: Any) -> bool:
     )
 
 
+def messages_in(value: Any, speaker: str = "") -> list[Any] | None:
+    """Return the messages in a value: a list, or JSON text of messages; None for text.
+
+    speaker: of the first message; text with messages of another speaker first is text.
+    """
+    if isinstance(value, list):
+        return value
+    listed: Any = unpacked(value) if isinstance(value, str) else None
+    if not are_messages(listed):
+        return None
+    first = listed[0].get("role", listed[0].get("from"))
+    return None if speaker and usual_role(str(first)) != speaker else list(listed)
+
+
 def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> None:
     """Raise DataError if a text column holds lists of messages in text form. found: role -> column.
 
@@ -89,16 +109,16 @@ def check_texts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, str]) -> 
                 "pandas: write the rows as JSON or Parquet, or parse the column by ast.literal_eval, with --map "
                 "FILE.py:FUNCTION"
             )
-        if role in _AS_PROMPT and _mostly(lambda text: are_messages(unpacked(text)), texts):
+        answers = "assistant" if _AS_PROMPT.get(role) == "response" else ""
+        if role in _AS_PROMPT and _mostly(partial(messages_in, speaker=answers), texts):
             named = {_AS_PROMPT[each]: column for each, column in found.items() if each in _AS_PROMPT}
-            said = " ".join(quote(f"{each}={column}") for each, column in named.items())
-            raise DataError(
-                f"column {name} holds lists of messages as JSON text, but this column is read as plain text: pass "
-                f"--columns {said} to read the messages"
+            raise UndecidedError(
+                f"column {name} holds lists of messages as JSON text, but this column is read as plain text",
+                [Choice(columns=named, why="reads the messages")],
             )
 
 
-def _mostly(is_so: Callable[[str], Any], texts: Sequence[str]) -> bool:
+def _mostly(is_so: Callable[..., Any], texts: Sequence[str]) -> bool:
     return bool(texts) and 2 * sum(map(bool, map(is_so, texts))) >= len(texts)
 
 
@@ -119,6 +139,9 @@ def _names_speaker(message: Any) -> bool:
 
 
 def _says_role(fields: Fields) -> bool:
+    value = fields.get("messages")
+    if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{", ""):
+        return False  # a text, not the JSON text of messages
     return not _says_from(fields) and not holds_exchanges(fields) and not begins_with_text(fields, "messages")
 
 
@@ -336,8 +359,8 @@ def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn
         return [
             {"role": speaker, "content": None, "tool_calls": tool_calls(unpacked(value), fields.column(role) or role)}
         ]
-    if isinstance(value, list) or are_messages(unpacked(value)):
-        return [message_turn(message, roles) for message in fields.items(role, "messages")]
+    if messages_in(value, "assistant" if speaker == "assistant" else "") is not None:
+        return turns_of(fields.items(role, "messages"), roles)
     return [{"role": speaker, "content": fields.text(role)}]
 
 

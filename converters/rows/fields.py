@@ -57,7 +57,9 @@ class Fields:
         if value is None:
             raise DataError(f"expected text in column {name!r}, found {_found(self.values, name)}: complete the row")
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise DataError(f"column {name!r} must hold text, found {type(value).__name__}: convert it, or --keep it")
+            raise DataError(
+                f"column {name!r} must hold text, found {type(value).__name__}: convert it with --map FILE.py:FUNCTION"
+            )
         return str(value)
 
     def items(self, role: str, what: str) -> list[Any]:

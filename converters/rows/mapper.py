@@ -15,17 +15,17 @@ from .chat_kinds import check_texts
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
-from .media_columns import any_holds_media, check_media_columns
-from .nearest import no_kind
+from .media_columns import NoMedia, any_holds_media, check_media_columns
+from .nearest import PROMPTS, chosen, decided, no_kind, only_asks, proved, sure_choice
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .references import SampleMedia
-from .row_kind import ReadOptions, RowKind
-from .schemas import MESSAGES, TEXT, Schema
-from .side_columns import check_each_row, check_side_columns
+from .row_kind import MESSAGES, TEXT, ReadOptions, RowKind, Schema, UndecidedError
+from .side_columns import ANSWERS, check_each_row, check_side_columns
 from .speakers import untagged
+from .vendors import usual_row
 
-ROWS_VERSION = 11  # raised when rows are stored differently
+ROWS_VERSION = 12  # raised when rows are stored differently
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,18 @@ class Mapper:
     names: frozenset[str]
     description: str
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left: Sequence[str] = ()
+
+    def read_without_media(self, values: Mapping[str, Any]) -> Sample:
+        """Return the sample of a row without opening media."""
+        row = _usually_named(values, self.options)
+        fields = Fields(row, self.kind.columns, self.options.columns, self.found)
+        kept = {
+            name: fit_value(name, each, row[name], read_media=_no_bytes)
+            for name, each in self.kept.items()
+            if name in row
+        }
+        return {**self.kind.read(fields, self.options, NoMedia(None)), **kept}
 
     def __call__(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> Sample:
         """Return the sample of a row; relative paths of media start from options.media_root or else from folder.
@@ -150,13 +162,6 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     """
     if not rows:
         raise DataError("there are no rows, so the kind of rows is unknown: name a source with rows")
-    if options.tags or options.dataset_info:
-        return _find_renamed(rows, options)
-    return _find(rows, options)
-
-
-def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """Return the mapper for rows with other names for columns or for keys of messages."""
     names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
     if info is not None:
         info.check_columns(names)
@@ -164,18 +169,36 @@ def _find_renamed(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> 
     found = [each for each in made if not isinstance(each, DataError)]
     if not found:
         raise next(each for each in made if isinstance(each, DataError))
-    mapper = _find(found, options)
-    if info is None:
-        return mapper
-    description = info.describe(names, kept=list(mapper.kept))
+    try:
+        mapper = _find(found, options)
+    except UndecidedError as error:
+        raise decided(error, rows, options, _find_usual) from None
+    if info is not None:
+        return replace(mapper, names=filled_names(rows), description=info.describe(names, kept=list(mapper.kept)))
+    forms = [] if found == list(rows) or options.tags else [or_error(usual_row, row) for row in rows]
+    rules = dict.fromkeys(each[1] for each in forms if not isinstance(each, DataError))
+    description = "; ".join(filter(None, (mapper.description, *rules)))
     return replace(mapper, names=filled_names(rows), description=description)
+
+
+def _no_bytes(reference: Any) -> bytes:
+    return b""
+
+
+def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
+    """Return the mapper; raise UndecidedError."""
+    named = [or_error(_usually_named, row, options) for row in rows]
+    return _find([row for row in named if not isinstance(row, DataError)], options)
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
     """Return a row with the usual names of columns and keys."""
     info = options.dataset_info
+    if info is None and options.tags:
+        return untagged(values, options.tags)
     if info is None:
-        return untagged(values, options.tags) if options.tags else values
+        is_asked = options.kind or options.columns or options.keep
+        return values if is_asked else usual_row(values)[0]
     row = info.align(values)
     others = values.keys() - row.keys() - set(info.columns.values()) if options.keep else ()
     return {**row, **{name: values[name] for name in values if name in others}}
@@ -191,6 +214,11 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     if missing:
         raise DataError(f"no column {', '.join(missing)}, found {', '.join(names)}: correct --columns")
     kind = _find_kind(rows, names, options)
+    if kind is None:
+        choice = None if options.columns or options.tags else sure_choice(rows, names)
+        if choice is not None and proved(choice, rows, options, _find) is not None:
+            return _find(rows, chosen(choice, options))
+        raise no_kind(rows, names)
     if kind.schema in (MESSAGES, TEXT):
         check_pairs(names, options.columns)
     if kind.schema == MESSAGES and options.kind is None:
@@ -214,6 +242,9 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     left = [name for name in names if name not in {*read, *kept, *heads}]
     left += _nested_left(rows, read, set(heads) - {*read, *kept})
     if options.kind is None and options.dataset_info is None:
+        asked, answers = found.get("messages"), [name for name in left if name.lower().startswith(ANSWERS)]
+        if kind.name in ("messages", "sharegpt") and asked and not answers and only_asks(rows, asked):
+            raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     description = _describe(kind, found, kept, left, names)
@@ -225,6 +256,7 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         names=filled_names(rows),
         description=description,
         synonyms=synonyms,
+        left=left,
     )
 
 
@@ -236,7 +268,7 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
     return [name for name in dict.fromkeys(found) if not any(f"{each}.".startswith(f"{name}.") for each in read)]
 
 
-def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
+def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
     if options.kind is not None:
         return _insisted_kind(rows, names, options, KINDS[options.kind])
     first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
@@ -252,9 +284,7 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         raise DataError(f"rows of several kinds in one source: {where}: convert each kind on its own, or pass --kind")
     if first_rows:
         return KINDS[next(iter(first_rows))]
-    if options.keep:
-        return COLUMNS
-    raise no_kind(rows, names, KINDS.values())
+    return COLUMNS if options.keep else None
 
 
 def _insisted_kind(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from shlex import quote
 from typing import Any
 
 from ...errors import DataError
 from .chat import MEDIA_COLUMNS
 from .content import MEDIA_ROLES, file_kind
-from .fields import Fields, head_of, is_filled, references_of, value_at
-from .kinds import KINDS
+from .fields import Fields, head_of, is_filled, references_of
 from .options import SchemaOptions
 from .references import SampleMedia, usual_kind
-from .row_kind import RowKind
+from .row_kind import Choice, RowKind, UndecidedError
 
-_AS_USUAL = SchemaOptions()
 _OF_WEB = re.compile(rf"({'|'.join(MEDIA_ROLES)})s?_urls?", re.IGNORECASE)  # names of columns of addresses of media
 _NO_MEDIA = ("id", "__key__")  # columns of row names, which often look like paths
 
@@ -46,9 +43,9 @@ def check_media_columns(
     left: Sequence[str],
     columns: Mapping[str, str],
 ) -> None:
-    """Raise DataError if rows with columns of media are read without media.
+    """Raise UndecidedError if rows with columns of media are read without media.
 
-    columns: role -> the user's column. The options in the error were tried on the rows.
+    columns: role -> the user's column.
     """
     roles = {role: names for role, names in kind.columns.items() if role in MEDIA_COLUMNS}
     if any(name in read for names in (*roles.values(), ("file_name",)) for name in names) or set(columns) & {*roles}:
@@ -61,15 +58,15 @@ def check_media_columns(
     if not found:
         return
     named = {MEDIA_ROLES[media]: name for name, media in reversed(found.items())}
-    tried = {**columns, **named}
-    other = next((each for each in KINDS.values() if any(each.fits(row, tried) for row in rows)), None)
-    them = "them" if len(named) == len(found) else f"{', '.join(named.values())} only"
-    read_so = f"--columns {' '.join(quote(f'{role}={name}') for role, name in named.items())} to read {them}, "
     are = f"columns {', '.join(found)} hold" if len(found) > 1 else f"column {next(iter(found))} holds"
-    raise DataError(
-        f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}, and the rows would be "
-        f"{kind.name} without them: pass {read_so if other is not None and can_read(other, rows, tried) else ''}--keep "
-        f"{' '.join(map(quote, found))} to keep them as they are, or --kind {kind.name} to leave them out"
+    raise UndecidedError(
+        f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}, and the rows would be {kind.name} without "
+        "them",
+        [
+            Choice(columns=named),
+            Choice(keep=tuple(found), why="kept as they are"),
+            Choice(kind=kind.name, why="leaves them out"),
+        ],
     )
 
 
@@ -77,7 +74,7 @@ def any_holds_media(
     rows: Sequence[Mapping[str, Any]], kind: RowKind, *, options: SchemaOptions, found: Mapping[str, str]
 ) -> bool:
     """Return whether a row of this kind refers to media."""
-    media = _NoMedia(None)
+    media = NoMedia(None)
     for row in rows:
         with suppress(DataError):  # raised again when the row is read
             kind.read(Fields(row, kind.columns, options.columns, found), options, media)
@@ -86,7 +83,7 @@ def any_holds_media(
     return False
 
 
-class _NoMedia(SampleMedia):
+class NoMedia(SampleMedia):
     """Takes any reference, and reads nothing."""
 
     num_added = 0
@@ -94,19 +91,6 @@ class _NoMedia(SampleMedia):
     def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         self.num_added += 1
         return {"type": kind, "mime": f"{kind}/x", "span": [0, 0], "width": 1, "height": 1}
-
-
-def can_read(kind: RowKind, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> bool:
-    """Return whether any of the rows can be read with these columns; True if no row has values in all of them."""
-    tried = [row for row in rows if all(is_filled(value_at(row, name)) for name in columns.values() if name)]
-    for row in tried:
-        if kind.fits(row, columns):
-            try:
-                kind.read(Fields(row, kind.columns, columns), _AS_USUAL, _NoMedia(None))
-            except DataError:
-                continue
-            return True
-    return not tried
 
 
 def _is_held(rows: Sequence[Mapping[str, Any]], name: str, *, by: Sequence[str]) -> bool:

@@ -1,224 +1,241 @@
-"""Columns that fit no kind of rows -> the nearest kind, and the options to read the rows with it."""
+"""Rows of no kind -> options to read the rows with, proved on the rows."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from difflib import get_close_matches
 from shlex import quote
-from typing import Any
+from typing import Any, Protocol
 
-from ...errors import DataError
+from ...errors import DataError, LmmsStreamError
+from ...types import Sample
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
+from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
-from .fields import QUESTIONS, Fields, head_of, is_filled, unpacked, value_at
-from .media_columns import can_read, media_columns
-from .preference_kinds import KTO, is_verdict
-from .row_kind import RowKind
-from .side_columns import CHOICES, choices_in, choices_unread
-from .speakers import USUAL_ROLES, Readings, readings_of, readings_said
+from .fields import QUESTIONS, head_of, is_filled, unpacked, value_at
+from .kinds import KINDS
+from .media_columns import media_columns
+from .options import SchemaOptions
+from .preference_kinds import is_verdict
+from .row_kind import Choice, UndecidedError
+from .side_columns import ANSWERS, CHOICES, choices_in, choices_unread
+from .speakers import USUAL_ROLES, readings_of, readings_said
 
-_ALIKE = 0.75  # of SequenceMatcher; more is similar: one of five letters missing, doubled or swapped
-_PAIRS = (  # usual names of questions and answers, too general to detect a kind
-    ("problem", "solution"), ("problem", "answer"), ("question", "response"), ("query", "answer"),
-    ("user", "assistant"), ("human", "assistant"), ("input", "output"), ("input", "target"), ("source", "target"),
-    ("query", "answers"), ("question", "answers"),
-    ("prompt", "output"), ("prompt", "answer"), ("instruction", "completion"), ("instruction", "answer"),
+# Pairs of names with a single meaning: a question and its answer. For other names, the user decides.
+_PAIRS = (
+    ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
+    ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"),
+    ("input", "target"),
+    ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
+    ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
+    ("document", "summary"), ("dialogue", "summary"),
 )  # fmt: skip
-_ASKED = {*QUESTIONS, *(asked for asked, _ in _PAIRS)}
+_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "code")
+_ASKED = (*QUESTIONS, "q", "user", "human", "src", "article", "document", "short_question")
+_ANSWERED = (
+    *ANSWERS, "a", "assistant", "canonical_solution", "reference_solution", "solution", "tgt", "summary", "highlights",
+    "sql", "cypher", "short_answer", "long_answer", "des",
+)  # fmt: skip
+_GOLD = re.compile(r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary)$", re.IGNORECASE)
+_CONTEXTS = ("context", "combined_context", "passage", "schema", "ddl", "evidence", "input")
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
+_USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
-_ABOUT = re.compile(r"^(num|is|has)_|_(id|ids|idx|index|type|source|model|date|key)$", re.IGNORECASE)  # names of facts
+_OF_FACTS = re.compile(
+    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|key|url|path|lang|"
+    r"language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
+    re.IGNORECASE,
+)
+_OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
+_PAIRS_OF_ANSWERS = (
+    ("chosen", "rejected"), ("preferred", "non_preferred"), ("preferred", "dispreferred"), ("better", "worse"),
+    ("best", "worst"), ("winner", "loser"),
+)  # fmt: skip
+PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
+_METADATA = re.compile(r"meta|info|signals|extra|tags|stats|urls|config", re.IGNORECASE)
 _LONG_NAME = 60  # of a column
+PROVED_ROWS = 100  # first rows of a proof
+_SHOWN = 40  # characters of a text of the decoded sample
+_MOST = 3  # options in an error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Remedy:
-    """Options for a kind. kind: of the rows with these options. columns: role -> column, "COLUMN" if users must choose.
-    readings: of tags.
-    """
-
-    kind: RowKind
-    columns: Mapping[str, str]
-    readings: Readings = ()
-
-    def said(self, names: Sequence[str]) -> str:
-        """Return the options, and the columns that are not read with them."""
-        words = [f"--columns {' '.join(quote(f'{role}={name}') for role, name in self.columns.items())}"]
-        words += [readings_said(self.readings)] if self.readings else []
-        usual = {name for role, each in self.kind.columns.items() if role not in self.columns for name in each}
-        heads = {head_of(name, names): name for name in self.columns.values()}
-        left = [name for name in names if name not in usual and name not in heads and name != "__key__"]
-        left += [f"the rest of {head}" for head, name in heads.items() if head != name]
-        leaves = f" (which leaves out {', '.join(left)})" if left and "COLUMN" not in self.columns.values() else ""
-        return f"pass {' '.join(words)} for columns with other names{leaves}"
-
-
-def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Iterable[RowKind]) -> DataError:
-    """Return the error for rows with columns of these names."""
-    needy = {kind.name: kind for kind in kinds if kind.needs}
+def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> UndecidedError:
+    """Return the error for rows with columns of these names, with options to try."""
     found = f"columns {', '.join(names)} fit no kind of rows"
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
         found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
-    keep = "or keep columns as they are with --keep"
-    if choices := choices_in(rows):
-        return DataError(f"{found}: {choices_unread(choices)}, {keep}")
+    by_map = "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep"
+    if alternatives := choices_in(rows):
+        what, _, rest = choices_unread(alternatives)
+        return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
+    judged = next((name for name in names if "reward_model" in names and _asks_alone(rows, name)), None)  # verl's rows
+    if asked := judged or prompts_in(rows, names):
+        return UndecidedError(f"{found}: column {asked} {PROMPTS}", (), by_map)
+    choices = {str(choice): choice for choice in _choices(rows, names)}
+    roles = (
+        "name columns by their roles with --columns (prompt, response, messages, text, chosen, rejected, images, …), "
+    )
+    return UndecidedError(found, [*choices.values()], by_map if choices else f"{roles}{by_map}")
+
+
+def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choice | None:
+    """Return the columns of rows with names of a single meaning: a question and an answer, or a document.
+
+    None if the rows have more texts.
+    """
+    texts = _texts(rows, names)
+    if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(_OF_THOUGHTS.search, names)):
+        return None
+    lower = {name.lower(): name for name in texts}
+    if len(lower) == 1 and (text := next(iter(lower))) in _TEXTS:
+        return Choice(columns={"text": lower[text]})
+    pair = next((pair for pair in _PAIRS if {*pair} == {*lower}), None)
+    return Choice(columns={"prompt": lower[pair[0]], "response": lower[pair[1]]}) if pair else None
+
+
+def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Choice]:
+    """Yield options, the best first: two answers, a conversation, a question and its answer, a document or caption."""
     media = media_columns(rows, names)
-    remedy = next((each for each in _remedies(rows, names, media, needy) if each is not None), None)
-    if remedy is None or "COLUMN" in remedy.columns.values():
-        keep = f"make such rows with --map FILE.py:FUNCTION, {keep}"
-        asked = next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None)
-        if asked is not None:
-            return DataError(
-                f"{found}: column {asked} holds messages that end without an answer: name the answers with "
-                f"--columns prompt={quote(asked)} response=COLUMN, {keep}; lmms_stream.rl reads prompts "
-                "for reinforcement learning as they are"
-            )
-    if remedy is None:
-        return DataError(
-            f"{found} and are not named like those of one: name one's columns with --columns ROLE=COLUMN and --kind "
-            f"({', '.join(needy)}), {keep}"
-        )
-    said = remedy.said(names) if remedy.columns else "complete the rows"
-    return DataError(f"{found}; the nearest is {remedy.kind.name}, which needs {remedy.kind.needed}: {said}, {keep}")
+    roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(media.items()) if name not in _USUAL_MEDIA}
+    texts = [name for name in _texts(rows, names) if name not in media]
+    asked, prompts = _like(texts, _ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
+    for pair in _compared(rows, names):
+        yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
+    for columns, tags in _conversations(rows, names):
+        why = f"if {tags['assistant_tag']} is the assistant" if {"user_tag", "assistant_tag"} <= tags.keys() else ""
+        yield Choice(columns={**roles, **columns}, tags=tags, why=why)
+    if prompts and (answered := _like(texts, _ANSWERED)):
+        yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
+    pairs = _pair(rows, texts)
+    about = next((name for name in texts if name.lower() in _CONTEXTS and name != asked), None)
+    if asked and about and len(pairs) == 1:
+        yield Choice(kind="alpaca", columns={**roles, "instruction": asked, "input": about, "output": pairs[0][1]})
+    is_judged = any(is_verdict(row.get("label")) for row in rows)
+    for one, other in pairs:  # a label next to unknown names need not judge an answer
+        no_label = {"label": ""} if is_judged and not asked else {}
+        yield Choice(columns={**roles, "prompt": one, "response": other, **no_label})
+    if not pairs:
+        yield from _misspelt(names)
+    has_media = media or _MEDIA_NAMES & {*names}
+    if has_media and len(texts) == 1 and texts[0].lower() not in QUESTIONS:
+        yield Choice(columns={**roles, "text": texts[0]})
+    elif len(texts) == 1 and not has_media and not asked and not prompts and not _holds_objects(rows):
+        yield Choice(columns={"text": texts[0]})
 
 
-def _remedies(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> Iterator[_Remedy | None]:
-    """Yield remedies, the best first: by two answers, values of a column, usual pairs of names, names, a lone text.
+def _holds_objects(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether lists or objects next to texts may hold answers; metadata does not."""
+    return any(
+        isinstance(value, (list, dict)) and bool(value) and not _METADATA.search(name)
+        for row in rows
+        for name, value in row.items()
+    )
 
-    All except the second were tried on the rows; the last, by names, leaves columns to the user.
+
+def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return the columns of texts in their order; of members of objects if rows have no other texts.
+
+    Facts about a row are no texts: single words under a usual name of facts, or equal in all rows. Answers may be
+    numbers.
     """
-    yield _compared(rows, names, media, kinds)
-    yield _conversation(rows, names, media, kinds)
-    told = [name for name in names if not _ABOUT.search(name) or _listed_in(rows, name)]
-    by_names = _by_names(told, media, {name: kind for name, kind in kinds.items() if name != "kto" or _judges(rows)})
-    for each in (_pair(names, media, kinds), by_names, _lone_text(rows, names, media, kinds)):
-        is_said = each is not None and "COLUMN" not in each.columns.values()
-        if each is not None and is_said and (not each.columns or can_read(each.kind, rows, each.columns)):
-            yield each
-    if by_names is not None and "COLUMN" not in by_names.columns.values():
-        needs, columns = _needs(by_names.kind, media), by_names.columns
-        by_names = replace(by_names, columns={role: "COLUMN" if role in needs else columns[role] for role in columns})
-    yield by_names
+    inner = [name for name, _ in _columns_of(rows[0]) if name not in names and head_of(name, rows[0]) in names]
+    listed = ([name for name in each if _is_text(rows, name)] for each in (names, inner))
+    return next(filter(None, listed), [])
 
 
-def _compared(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> _Remedy | None:
-    """Return how to read two columns of answers, named chosen and rejected."""
-    kind, lower = kinds["preference"], {name.lower(): name for name in names}
-    pairs = [(lower[name], lower[other]) for name in lower if (other := name.replace("chosen", "rejected")) in lower]
-    answers = [
-        (chosen, rejected)
-        for chosen, rejected in pairs
-        if chosen != rejected and all(isinstance(unpacked(row.get(chosen)), (str, list)) for row in rows)
-    ]
-    asked = [name for name in names if name in QUESTIONS and name not in kind.columns["prompt"]]
-    if len(answers) != 1:
-        return None
-    chosen, rejected = answers[0]
-    columns = {"chosen": chosen, "rejected": rejected, **({"prompt": asked[0]} if len(asked) == 1 else {})}
-    columns = {**_media_roles(kind, names, media), **columns}
-    return _Remedy(kind=kind, columns=columns) if can_read(kind, rows, columns) else None
+def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = [value for row in rows if is_filled(value := value_at(row, name))]
+    is_usual = _like([name], (*_ASKED, *_ANSWERED, *_TEXTS)) is not None or _GOLD.search(name) is not None
+    types: tuple[type, ...] = (str, int, float) if is_usual else (str,)
+    if not values or name == "__key__" or not all(isinstance(value, types) for value in values):
+        return False
+    words = max(len(str(value).split()) for value in values)
+    if _OF_FACTS.search(name):
+        is_of_pair = name.lower() == "source" and any("target" in each for each in map(str.lower, rows[0]))
+        return words > 3 or is_of_pair
+    is_same = len(values) > 2 and len({*map(str, values)}) == 1
+    return is_usual or words > 1 or not is_same or str(values[0]).endswith((".", "?", "!"))
 
 
-def _listed_in(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return any(isinstance(row.get(name), list) for row in rows)
+def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
+    texts = [name for name in texts if name.lower() not in _CONTEXTS] if len(texts) > 2 else list(texts)
+    asked = _like(texts, _ASKED)
+    answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
+    answers += [name for name in texts if name not in (asked, *answers) and _GOLD.search(name)]
+    longest = sorted(texts, key=lambda name: -sum(len(str(value_at(row, name) or "")) for row in rows))
+    if asked:
+        return [(asked, name) for name in longest if name in answers or (not answers and name != asked)]
+    if answers:
+        return [(name, answers[0]) for name in longest if name not in answers]
+    return [(texts[0], texts[1]), (texts[1], texts[0])] if len(texts) == 2 else []
 
 
-def _judges(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether rows have a verdict, and a question or an answer."""
-    told = [Fields(row, {**KTO.needs, **KTO.may}) for row in rows]
-    said = ("prompt", "messages", "response")
-    return any(is_verdict(each.get("label")) and any(each.get(role) is not None for role in said) for each in told)
+def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
+    """Yield the columns of kinds with nearly the same names."""
+    for kind in KINDS.values():
+        near = {role: _like(names, usual) for role, usual in kind.needs.items()}
+        if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
+            columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
+            yield Choice(columns=columns) if columns else Choice(kind=kind.name)
 
 
-def _pair(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """Return how to read columns with the usual names of a question and its answer."""
-    lower, kind = {name.lower(): name for name in names}, kinds["prompt-response"]
-    for prompt, response in _PAIRS:
-        if prompt in lower and response in lower:
-            columns = {"prompt": lower[prompt], "response": lower[response]}
-            return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), **columns})
-    return None
+def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """Return the name equal to a usual name, or else nearly equal."""
+    lower = {name.rpartition(".")[2].lower(): name for name in reversed(names)}
+    exact = next((lower[each] for each in usual if each in lower), None)
+    near = (get_close_matches(each, lower, 1, 0.9) for each in usual if len(each) > 3)
+    return exact or next((lower[found[0]] for found in near if found), None)
 
 
-def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]) -> _Remedy | None:
-    """Return how to read columns by the kind with the most similar names; rows with media need a kind with media."""
-    able = [
-        kind
-        for kind in kinds.values()
-        if (not media or "images" in kind.columns) and (not _shows(kind) or _has_media(kind, names, media))
-    ]
-    usual = {name for kind in kinds.values() for each in kind.columns.values() for name in each}
-    others = [name for name in names if name not in media or name in usual]
-    nearest = max(able, key=lambda kind: _nearness(kind, others, media))
-    if not _nearness(nearest, others, media):
-        return None
-    needs = _needs(nearest, media)
-    missing = [role for role, usual in needs.items() if not set(usual) & set(names)]
-    columns = {role: _most_alike(needs[role], others)[1] or "COLUMN" for role in missing}
-    return _Remedy(kind=nearest, columns={**_media_roles(nearest, names, media), **columns})
+def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield two columns of answers, named chosen and rejected, better and worse, …"""
+    lower = {name.lower(): name for name in names}
+    for good, bad in _PAIRS_OF_ANSWERS:
+        for name in lower:
+            other = name.replace(good, bad, 1)
+            if good in name and other != name and other in lower:
+                pair = {"chosen": lower[name], "rejected": lower[other]}
+                if all(isinstance(unpacked(row.get(each)), (str, list)) for row in rows for each in pair.values()):
+                    yield pair
 
 
-def _has_media(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> bool:
-    """Return whether columns, by values or names, hold media that a kind reads."""
-    roles = [role for role in MEDIA_COLUMNS if role in kind.columns]
-    usual = {"file_name", *(name for role in roles for name in kind.columns[role])}
-    return bool(usual & set(names)) or any(MEDIA_ROLES[each] in roles for each in media.values())
+def _conversations(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> Iterator[tuple[dict[str, str], Mapping[str, str]]]:
+    """Yield columns, also of members of objects, with lists of messages or exchanges, and the tags of messages.
 
-
-def _shows(kind: RowKind) -> bool:
-    """Return whether a kind always has media."""
-    return kind.name in ("caption", "image-label")
-
-
-def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return the needed roles of a kind -> usual names of their columns.
-
-    For rows without media, "question" counts as needed if the kind may have it.
+    Exchanges next to a question of their row are not a conversation.
     """
-    asked = () if media else ("question",)
-    return {**kind.needs, **{role: kind.may[role] for role in asked if role in kind.may}}
+    for name, value in (each for row in rows[:1] for each in _columns_of(row)):
+        messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
+        if not messages:
+            continue
+        first = messages[0]
+        if ("role" in first and "content" in first) or ("from" in first and "value" in first):
+            yield {"messages": name}, {}
+        elif EXCHANGES.fits({"messages": messages}, {}):
+            if {*QUESTIONS}.isdisjoint(names):
+                yield {"messages": name}, {}
+        else:
+            listed = [each for row in rows for each in _listed(value_at(row, name))]
+            yield from (({"messages": name}, tags) for tags in readings_of(listed))
 
 
-def _media_roles(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> dict[str, str]:
-    """Return the optional media roles of a kind -> the first column with such media and an unusual name."""
-    roles: dict[str, str] = {}
-    for name, each in media.items():
-        role = MEDIA_ROLES[each]
-        usual = kind.columns.get(role, ())
-        if role in kind.columns and name not in kind.columns and not set(usual) & set(names):
-            roles.setdefault(role, name)
-    return roles
-
-
-def _conversation(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> _Remedy | None:
-    """Return how to read a column, or a nested column, with lists of messages or exchanges.
-
-    Users must choose among several columns. Exchanges next to a question of their row are not a conversation.
-    """
-    is_asked = not set(QUESTIONS).isdisjoint(names)
-    for row in rows:
-        found: list[tuple[str, RowKind, list[dict[str, str]]]] = []
-        for name, value in _columns_of(row):
-            messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
-            kind, readings = _kind_of_messages(messages, kinds), list[dict[str, str]]()
-            if messages and kind is None:
-                readings = readings_of([each for other in rows for each in _listed(value_at(other, name))])
-                kind = kinds["messages"] if readings else None
-            if kind is not None and (kind.name != "exchanges" or not is_asked):
-                found.append((name, kind, readings))
-        if found:
-            name, kind, readings = found[0]
-            columns = {**_media_roles(kind, names, media), "messages": name if len(found) == 1 else "COLUMN"}
-            return _Remedy(kind=kind, columns=columns, readings=readings)
-    return None
+def prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    """Return the only column of texts if the column holds questions, or messages without an answer."""
+    listed = next(
+        (name for name, _ in _columns_of(rows[0]) if head_of(name, names) in names and _asks_alone(rows, name)), None
+    )
+    texts = _texts(rows, names)
+    if listed is not None:
+        return None if _like(texts, _ANSWERED) else listed
+    is_alone = not any(isinstance(unpacked(value), (list, dict)) and value for value in rows[0].values())
+    return texts[0] if is_alone and len(texts) == 1 and texts[0].lower() in QUESTIONS else None
 
 
 def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
@@ -229,17 +246,10 @@ def _asks_alone(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return bool(speakers) and all(isinstance(each, str) and USUAL_ROLES.get(each, each) in asks for each in speakers)
 
 
-def _kind_of_messages(messages: Sequence[Mapping[str, Any]], kinds: Mapping[str, RowKind]) -> RowKind | None:
-    """Return the kind of rows for such messages or exchanges; None for keys of other names."""
-    if not messages:
-        return None
-    first = messages[0]
-    if isinstance(first.get("role"), str) and "content" in first:
-        return kinds["messages"]
-    if isinstance(first.get("from"), str) and "value" in first:
-        return kinds["sharegpt"]
-    exchanges = kinds["exchanges"]
-    return exchanges if exchanges.fits({"messages": list(messages)}, {}) else None
+def only_asks(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column holds messages of the user and the system alone."""
+    messages = [message for row in rows for message in _listed(value_at(row, name))]
+    return bool(messages) and _asks_alone([{name: [message]} for message in messages], name)
 
 
 def _columns_of(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -256,52 +266,107 @@ def _listed(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
-def _lone_text(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str, RowKind]
-) -> _Remedy | None:
-    """Return how to read rows with one column of texts: documents, or captions of media.
+# Proofs of options on the rows, before an error prints the options.
 
-    None for several texts, for a question, for a caption next to lists or objects, which may hold answers, and for a
-    text shorter than the lists and objects.
+
+def chosen(choice: Choice, options: SchemaOptions) -> SchemaOptions:
+    """Return the user's options with the options of a choice."""
+    return replace(
+        options,
+        kind=choice.kind or options.kind,
+        columns={**options.columns, **choice.columns},
+        tags={**options.tags, **choice.tags},
+        keep=options.keep if isinstance(options.keep, bool) else (*options.keep, *choice.keep),
+    )
+
+
+def _words(choice: Choice, options: SchemaOptions) -> str:
+    """Return a choice in words of the command line, with the columns of the user."""
+    columns = {**options.columns, **choice.columns} if choice.columns else {}
+    return " ".join([
+        *([f"--kind {choice.kind}"] if choice.kind else []),
+        *([f"--columns {' '.join(quote(f'{role}={name}') for role, name in columns.items())}"] if columns else []),
+        *([readings_said([choice.tags])] if choice.tags else []),
+        *([f"--keep {' '.join(map(quote, choice.keep))}"] if choice.keep else []),
+    ])  # fmt: skip
+
+
+class ProvedMapper(Protocol):
+    """Mapper of rows, for a proof."""
+
+    @property
+    def left(self) -> Sequence[str]: ...
+    def read_without_media(self, values: Mapping[str, Any]) -> Sample: ...
+
+
+Find = Callable[[Sequence[Mapping[str, Any]], SchemaOptions], ProvedMapper]
+
+
+def proved(
+    choice: Choice, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find
+) -> tuple[Sequence[str], Sample, int] | None:
+    """Return the columns left out with these options, the first sample, and the number of rows without a sample.
+
+    None if half of the rows have none.
     """
-    texts = [
-        name
-        for name in names
-        if name not in media
-        and name not in ("id", "__key__")
-        and all(isinstance(row.get(name), str) for row in rows if is_filled(row.get(name)))
-        and any(is_filled(row.get(name)) for row in rows)
-    ]
-    has_media = bool(media) or bool(_MEDIA_NAMES & set(names))
-    others = [name for name in names if name not in media and name not in _MEDIA_NAMES]
-    lists = [row[name] for row in rows for name in others if isinstance(row.get(name), (list, dict))]
-    if len(texts) != 1 or texts[0].lower() in _ASKED or (has_media and any(map(is_filled, lists))):
+    rows, samples = rows[:PROVED_ROWS], list[Sample]()
+    try:
+        reader = find(rows, chosen(choice, options))
+    except LmmsStreamError:
         return None
-    if sum(len(row.get(texts[0]) or "") for row in rows) < sum(len(str(each)) for each in lists):
-        return None  # a row's name next to content in lists or objects
-    kind = kinds["caption" if has_media else "text"]
-    return _Remedy(kind=kind, columns={**_media_roles(kind, names, media), "text": texts[0]})
+    for row in rows:
+        with suppress(LmmsStreamError):
+            samples.append(reader.read_without_media(row))
+    return (reader.left, samples[0], len(rows) - len(samples)) if 2 * len(samples) > len(rows) else None
 
 
-def _nearness(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) -> float:
-    """Return the share of needed columns that exist: 1 for each, less for a similar name.
+def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: SchemaOptions, find: Find) -> DataError:
+    """Return the error with the proved choices, and the first sample of the best choice."""
+    said: list[str] = []
+    shown = ""
+    for choice in error.choices:
+        proof = proved(choice, rows, options, find)
+        if proof is None and {"prompt", "response"} <= choice.columns.keys():  # the kind leaves side columns out
+            choice = replace(choice, kind="prompt-response")
+            proof = proved(choice, rows, options, find)
+        if proof is None or len(said) == _MOST:
+            continue
+        left, sample, num_rejects = proof
+        notes = [choice.why] if choice.why else [f"leaves out {', '.join(left)}"] if left else []
+        notes += [f"and {num_rejects} of the first {min(len(rows), PROVED_ROWS)} rows"] if num_rejects else []
+        skip = " --on-error skip" if num_rejects else ""
+        note = f" ({' '.join(notes)})" if notes else ""
+        said.append(f"{_words(choice, options)}{skip}{note}")
+        shown = shown if len(said) > 1 else shown_sample(sample)
+    rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")
+    remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([rest] if rest else [])]
+    example = f"; the first gives {shown}" if shown else ""
+    return DataError(f"{error}: {', or '.join(remedies)}{example}")
 
-    Optional columns decide between kinds with equal shares.
-    """
-    needs = _needs(kind, media)
-    needed = sum(_most_alike(usual, names)[0] for usual in needs.values()) / len(needs)
-    may = sum(bool(set(usual) & set(names)) for usual in kind.may.values())
-    return needed + may / 1000 if needed else 0.0
+
+def shown_sample(sample: Sample) -> str:
+    """Return the texts of a sample, shortened, each behind its speaker; "" for a sample of other columns."""
+    if "messages" not in sample:
+        return f"text {_shown(sample['text'])}" if "text" in sample else ""
+    stored = json.loads(sample["messages"])
+    named = stored if isinstance(stored, Mapping) else {"": stored}
+    said = []
+    for name, turns in named.items():
+        if isinstance(turns, list) and name != "tools":
+            before = f"{name} " if name not in ("", "messages") else ""
+            said += [f"{before}{turn['role']}: {_shown(_content(turn))}" for turn in turns[:4]]
+        elif isinstance(turns, str):
+            said.append(f"{name} {_shown(turns)}")
+    return ", ".join(said)
 
 
-def _most_alike(usual: Sequence[str], names: Sequence[str]) -> tuple[float, str]:
-    """Return the highest similarity of a name to a usual name, and this name.
+def _content(turn: Mapping[str, Any]) -> Any:
+    content = turn.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
+    return content if content else turn.get("tool_calls")
 
-    0 for no similarity; "" also for several equally similar names.
-    """
-    found = [(SequenceMatcher(None, name.lower(), other).ratio(), name) for name in names for other in usual]
-    best = max((ratio for ratio, _ in found), default=0.0)
-    most = {name for ratio, name in found if ratio == best}
-    if best <= _ALIKE:
-        return 0.0, ""
-    return best, most.pop() if len(most) == 1 else ""
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

@@ -8,13 +8,13 @@ from typing import Any
 
 from ...errors import DataError
 from ...types import Sample
-from . import schemas
+from . import row_kind
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
-from .chat_kinds import exchanges, message_turn, with_input
+from .chat_kinds import exchanges, message_turn, messages_in, turns_of, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
-from .fields import Columns, Fields, is_filled, named_alike, unpacked
+from .fields import Columns, Fields, is_filled, named_alike
 from .references import SampleMedia
-from .row_kind import ReadOptions, RowKind
+from .row_kind import Choice, ReadOptions, RowKind, UndecidedError
 from .speakers import USUAL_ROLES
 
 # Pairs of complete texts that begin with their common prompt (HH-RLHF's) -> stored texts. Pure.
@@ -71,10 +71,14 @@ def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     """Raise DataError for rows with a chosen and a rejected answer. columns: role -> the user's column."""
     for chosen, rejected in _PAIRS:
         if {chosen, rejected} <= set(names) and not {chosen, rejected} & set(columns.values()):
-            raise DataError(
-                f"columns {chosen} and {rejected} hold a good and a bad answer each: choose the answer to train on, "
-                f"with --kind messages --columns messages={chosen} or --kind prompt-response --columns "
-                f"response={chosen}, or read both with --kind preference"
+            only = "trains on the good answers only"
+            raise UndecidedError(
+                f"columns {chosen} and {rejected} hold a good and a bad answer each",
+                [
+                    Choice(kind="preference"),
+                    Choice(kind="messages", columns={"messages": chosen}, why=only),
+                    Choice(kind="prompt-response", columns={"response": chosen}, why=only),
+                ],
             )
 
 
@@ -132,10 +136,12 @@ def _is_judged(fields: Fields) -> bool:
 def _read_pair(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:
     if fields.get("prompt") is None and fields.get("messages") is None:
         chosen, rejected = (fields.get(name) for name in PAIR)
-        if all(isinstance(said, str) and not _holds_messages(unpacked(said)) for said in (chosen, rejected)):
+        if all(isinstance(said, str) and messages_in(said) is None for said in (chosen, rejected)):
             return stored_texts(chosen, rejected, fields, options)
     roles = {**USUAL_ROLES, **options.roles}
-    chosen, rejected = (_said(fields, name, roles) for name in PAIR)
+    # JSON text of a whole conversation next to another text is text, too.
+    speaker = "" if all(messages_in(fields.get(name)) is not None for name in PAIR) else "assistant"
+    chosen, rejected = (_said(fields, name, roles, speaker) for name in PAIR)
     if chosen == rejected:
         raise DataError("chosen and rejected are the same, so neither is better: remove the row")
     if any(turns[0]["role"] != "assistant" for turns in (chosen, rejected)):
@@ -184,7 +190,7 @@ def _read_judged(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sa
         if prompt:
             _check_shared(prompt, fields, roles)
     else:
-        prompt, answer = _prompt(fields, roles), _said(fields, "response", roles)
+        prompt, answer = _prompt(fields, roles), _said(fields, "response", roles, "assistant")
     is_good = label.lower() in ("true", "1") if isinstance(label, str) else bool(label)
     return _store({"prompt": prompt, "answer": answer}, {"label": is_good}, fields, options, media)
 
@@ -261,7 +267,7 @@ def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
     if value is None:
         return _conversation(fields, roles)
     before = exchanges(fields.get("history"))
-    if _holds_messages(unpacked(value)):
+    if messages_in(value) is not None:
         return before + _said(fields, "prompt", roles)
     asked = with_input(fields.text("prompt"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*before, {"role": "user", "content": asked}]
@@ -273,22 +279,20 @@ def _conversation(fields: Fields, roles: Roles) -> list[Turn]:
             "the row has answers and no prompt: name its column with --columns prompt=COLUMN, or write the answers as "
             "whole conversations, lists of messages"
         )
-    return [message_turn(message, roles) for message in fields.items("messages", "messages")]
+    return turns_of(fields.items("messages", "messages"), roles)
 
 
-def _said(fields: Fields, role: str, roles: Roles) -> list[Turn]:
-    """Return turns of a text, a message or a list of messages; a text is the assistant's."""
-    value = unpacked(fields.get(role))
+def _said(fields: Fields, role: str, roles: Roles, speaker: str = "") -> list[Turn]:
+    """Return turns of a text, a message or a list of messages; a text is the assistant's.
+
+    speaker: see messages_in.
+    """
+    value = fields.get(role)
     if isinstance(value, Mapping):
         return [message_turn(value, roles)]
-    if _holds_messages(value):
-        return [message_turn(message, roles) for message in fields.items(role, "messages")]
+    if messages_in(value, speaker) is not None:
+        return turns_of(fields.items(role, "messages"), roles)
     return [{"role": "assistant", "content": fields.text(role)}]
-
-
-def _holds_messages(value: Any) -> bool:
-    """Return whether a value is an empty list or a list of objects; other JSON text in brackets is text."""
-    return isinstance(value, list) and (not value or isinstance(value[0], Mapping))
 
 
 PREFERENCE = RowKind(
@@ -297,7 +301,7 @@ PREFERENCE = RowKind(
     may=_ASKED,
     accepts=_is_pair,
     needs_text="chosen and rejected (or chosen_messages and rejected_messages)",
-    schema=schemas.PREFERENCE,
+    schema=row_kind.PREFERENCE,
     read=_read_pair,
 )
 KTO = RowKind(
@@ -306,6 +310,6 @@ KTO = RowKind(
     may={"response": ("response", "completion", "answer", "output"), **_ASKED},
     accepts=_is_judged,
     needs_text="label/kto_tag (true or false) and an answer: completion/response/answer/output or messages",
-    schema=schemas.PREFERENCE,
+    schema=row_kind.PREFERENCE,
     read=_read_judged,
 )

@@ -1,15 +1,39 @@
-"""Kinds of rows: detection, columns to read, and stored schema."""
+"""Schemas of stored samples, kinds of rows, and choices between kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...errors import DataError
 from ...types import Sample
 from .fields import Columns, Fields
 from .references import SampleMedia
-from .schemas import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Schema of samples. name: in a dataset's description. columns: stored column -> MDS encoding."""
+
+    name: str
+    columns: Mapping[str, str]
+
+
+MESSAGES = Schema("messages", {"messages": "str", "media": "bytes"})
+PREFERENCE = Schema("preference", {"messages": "str", "media": "bytes"})  # prompt and answers
+TOKENS = Schema("tokens", {"input_ids": "ndarray:int32", "loss_spans": "ndarray:int32"})
+# Concatenated documents: first tokens of documents; token 0 may continue the previous sample's document.
+DOCUMENTS = Schema("tokens", {"document_starts": "ndarray:int32", **TOKENS.columns})
+TEXT = Schema("text", {"text": "str"})
+IMAGE = Schema("image", {"image": "bytes", "facts": "str", "label": "int"})  # label -1: no label
+# Schemas of processors. Of two schemas with equal columns, the first is assumed for a dataset without a schema's name.
+READ_SCHEMAS = {schema.name: schema for schema in (MESSAGES, PREFERENCE, TOKENS, TEXT, IMAGE)}
+
+
+def columns_schema(columns: Mapping[str, str]) -> Schema:
+    """Return a schema without a processor: the user's code reads its columns."""
+    return Schema("columns", columns)
 
 
 class ReadOptions(Protocol):
@@ -69,3 +93,25 @@ class RowKind:
             return False
         fields = Fields(row, self.columns, columns)
         return all(fields.get(role) is not None for role in self.needs) and self.accepts(fields)
+
+
+# Choices of the user.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Options to read rows with. why: the condition or the effect, for people; "" if the options tell."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    why: str = ""
+
+
+class UndecidedError(DataError):
+    """The user must choose how to read rows. choices: the best first. rest: a remedy without a proof."""
+
+    def __init__(self, what: str, choices: Sequence[Choice], rest: str = ""):
+        super().__init__(what)
+        self.choices, self.rest = choices, rest

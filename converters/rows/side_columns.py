@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,14 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .fields import QUESTIONS, is_filled, unpacked
-from .row_kind import RowKind
+from .row_kind import Choice, RowKind, UndecidedError
 from .speakers import usual_role
 
 CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
 # A column of one choice: option_a, choice1, opB, or only a capital letter.
 _CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 _BY_MAP = "with --map FILE.py:FUNCTION"
+_Found = tuple[str, Sequence[Choice], str]  # the loss, the options to try, and a remedy without a proof
 _FIRST = ("definition", "instruction")  # the first of two texts of a question
 _CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # topic or part of a question
 # Columns of facts may have these names, too: a question's topic has several words, and is longer than the question.
@@ -42,8 +42,15 @@ _WORKED = re.compile(
     r"(solution|rationale|explanation|reasoning(_content|_trace)?|think|thinking|thoughts?|cot|chain_of_thought)",
     re.IGNORECASE,
 )
-_ANSWERS = ("response", "completion", "answer", "output", "target")
+ANSWERS = ("response", "completion", "answer", "output", "target")
+# Names of texts with the answer to another text of the row; a title or a licence is no answer.
+_ANSWER_NAME = re.compile(
+    r"(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
+    r"solution|caption|label_text|paraphrase|correction|simplified|definition|entities)(_|$)|"
+    r"^(expected|correct|gold|reference)_", re.IGNORECASE,
+)  # fmt: skip
 _SPEAKERS = ("user", "assistant", "prompter")
+_RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
 
 
 def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
@@ -68,13 +75,11 @@ def _columns_of_choices(row: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def choices_unread(name: str) -> str:
-    """Return the part of an error about unread choices, with the remedy."""
-    return (
-        f"{f'columns {name} hold' if ', ' in name else f'column {name} holds'} what the answer is chosen from, and no "
-        "kind reads it: write the choices into the "
-        f"question and the chosen one into the answer, {_BY_MAP}"
-    )
+def choices_unread(name: str) -> _Found:
+    """Return the error about unread choices."""
+    are = f"columns {name} hold" if ", " in name else f"column {name} holds"
+    rest = f"write the choices into the question and the chosen one into the answer, {_BY_MAP}"
+    return f"{are} what the answer is chosen from, and no kind reads it", (), rest
 
 
 def check_side_columns(
@@ -85,7 +90,7 @@ def check_side_columns(
     left: Sequence[str],
     columns: Mapping[str, str],
 ) -> None:
-    """Raise DataError if columns that are left out belong to read columns.
+    """Raise UndecidedError if columns that are left out belong to read columns.
 
     Choices or a context belong to a question, a worked solution or a worse answer to an answer, an answer to messages
     or a text, a speaker to a text, settings of the template to messages, bounds of samples to tokens. found: role ->
@@ -98,8 +103,9 @@ def check_side_columns(
         _of_each_row,
     )  # fmt: skip
     for check in checks:
-        if (said := check(read)) is not None:
-            raise DataError(f"{said}, or pass --kind {kind.name} to leave the column out")
+        if (found_out := check(read)) is not None:
+            what, choices, rest = found_out
+            raise UndecidedError(what, [*choices, Choice(kind=kind.name)], rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,14 @@ class _Read:
         read = [_words(each) for name in self.found.values() if isinstance(each := row.get(name), str) and each]
         role = _ASKED.get(self.kind, (self.kind,))[0]
         asked = row.get(self.found.get(role, ""))
-        if isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value):
+        is_rendered = isinstance(value, str) and value.startswith(_RENDERED)
+        if is_rendered or (isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value)):
             return True
         longest = _words(_longest(value))
         return bool(longest) and any(longest in each for each in read)
 
 
-def _rejected(read: _Read) -> str | None:
+def _rejected(read: _Read) -> _Found | None:
     """Describe rejected answers in columns left out, next to answers read."""
     asked, answered = (read.found.get(role) for role in _ASKED.get(read.kind, ("", "")))
     said = read.found.get("messages")
@@ -148,19 +155,14 @@ def _rejected(read: _Read) -> str | None:
         value = unpacked(value)
         if not isinstance(value, str) and not (isinstance(value, list) and _longest(value)):
             continue
-        if said is None and asked is not None:
-            remedy = (
-                f"pass --columns {' '.join(map(quote, (f'prompt={asked}', f'chosen={answered}', f'rejected={name}')))}"
-            )
-        elif said is not None and isinstance(value, list):
-            remedy = f"pass --columns {quote(f'chosen={said}')} {quote(f'rejected={name}')}"
-        else:
-            remedy = f"write the two answers into columns chosen and rejected, {_BY_MAP},"
-        return f"column {name} holds worse answers than those that are read: {remedy} to compare both"
+        pair = {"prompt": None if said else asked, "chosen": said or answered, "rejected": name}
+        rest = f"write the two answers into columns chosen and rejected, {_BY_MAP}"
+        choices = [Choice(columns={role: column for role, column in pair.items() if column})]
+        return f"column {name} holds worse answers than those that are read", choices, rest
     return None
 
 
-def _choices(read: _Read) -> str | None:
+def _choices(read: _Read) -> _Found | None:
     if read.kind not in ("question-answer", "prompt-response", "alpaca"):
         return None
     unread = [
@@ -174,7 +176,7 @@ def _are_said(value: Any, row: Mapping[str, Any], read: _Read) -> bool:
     return all(read.is_said(each, row) for each in (value if isinstance(value, list) else [value]))
 
 
-def _index(read: _Read) -> str | None:
+def _index(read: _Read) -> _Found | None:
     """Describe answers that are numbers of texts in a column left out."""
     answered = read.found.get(_ASKED.get(read.kind, ("", ""))[1], "")
     numbers = [(row, number) for row in read.rows if (number := _whole_number(row.get(answered))) is not None]
@@ -183,10 +185,8 @@ def _index(read: _Read) -> str | None:
     for name in read.left:
         lists = [(_texts(row.get(name)), number) for row, number in numbers]
         if all(len(texts) > 1 and 0 <= number <= len(texts) for texts, number in lists):
-            return (
-                f"column {answered} holds numbers, which are those of texts in column {name}: write the text in place "
-                f"of its number, {_BY_MAP}"
-            )
+            what = f"column {answered} holds numbers, which are those of texts in column {name}"
+            return what, (), f"write the text in place of its number, {_BY_MAP}"
     return None
 
 
@@ -202,7 +202,7 @@ def _texts(value: Any) -> list[Any]:
     return list(listed) if is_list else []
 
 
-def _context(read: _Read) -> str | None:
+def _context(read: _Read) -> _Found | None:
     role, answered = _ASKED.get(read.kind, ("", ""))
     asked = read.found.get(role)
     if asked is None:
@@ -211,28 +211,26 @@ def _context(read: _Read) -> str | None:
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
         question, longest = row.get(asked), _longest(value)
         is_long = name in _CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
-        return isinstance(question, str) and bool(question and longest) and is_long and not read.is_said(value, row)
+        is_said = read.is_said(value, {asked: question})  # an answer that repeats its context does not ask about it
+        return isinstance(question, str) and bool(question and longest) and is_long and not is_said
 
     for name in dict.fromkeys((*_CONTEXTS, *_LONG_CONTEXTS)):
         if read.mostly(name, is_lost):
             is_text = all(isinstance(value, str) for _, value, _ in read.values([name]))
-            said = _read_context(read, name, asked, read.found.get(answered), is_text=is_text)
-            return f"column {name} holds what {asked} is about, and nothing reads it: {said}"
+            what = f"column {name} holds what {asked} is about, and nothing reads it"
+            instruction, given = (name, asked) if name in _FIRST else (asked, name)
+            if not is_text or "input" in read.found:
+                choices = []
+            elif read.kind in ("preference", "kto"):
+                choices = [Choice(columns={"prompt": instruction, "input": given})]
+            else:
+                named = {"instruction": instruction, "input": given, "output": read.found.get(answered, answered)}
+                choices = [Choice(kind="alpaca", columns=named)]
+            return what, choices, f"write it into {asked}, {_BY_MAP}"
     return None
 
 
-def _read_context(read: _Read, name: str, asked: str, answered: str | None, *, is_text: bool) -> str:
-    """Return how to read a context together with its question."""
-    if not is_text or "input" in read.found:
-        return f"write it into {asked}, {_BY_MAP}"
-    instruction, given = (name, asked) if name in _FIRST else (asked, name)
-    if read.kind in ("preference", "kto"):
-        return f"pass --columns {quote(f'prompt={instruction}')} {quote(f'input={given}')}"
-    named = (f"instruction={instruction}", f"input={given}", f"output={answered}")
-    return f"pass --kind alpaca --columns {' '.join(map(quote, named))}"
-
-
-def _worked(read: _Read) -> str | None:
+def _worked(read: _Read) -> _Found | None:
     """Describe worked solutions that are left out and longer than the answers read."""
     role = _ASKED.get(read.kind, ("", ""))[1]
     answered = read.found.get(role)
@@ -245,81 +243,75 @@ def _worked(read: _Read) -> str | None:
     name = next((name for name in read.left if _WORKED.fullmatch(name) and read.mostly(name, is_lost)), None)
     if name is None:
         return None
-    return (
-        f"column {name} holds how {answered} is found, and {answered} alone would be trained on: pass --columns "
-        f"{quote(f'{role}={name}')} to train on {name} in its place, join both {_BY_MAP}"
-    )
+    what = f"column {name} holds how {answered} is found, and {answered} alone would be trained on"
+    return what, [Choice(columns={role: name}, why=f"leaves out {answered}")], f"join both {_BY_MAP}"
 
 
-def _question(read: _Read) -> str | None:
+def _question(read: _Read) -> _Found | None:
     """Describe questions that are left out, next to complete texts to compare or to labels of images."""
     if read.kind == "image-label":
         name = next((name for name, value, _ in read.values(QUESTIONS) if isinstance(value, str)), None)
-        remedy = f"--columns prompt={name} response={read.found.get('label')}"
+        columns = {"prompt": str(name), "response": read.found.get("label", "label")}
     elif read.kind == "preference" and not {"prompt", "messages", "input"} & read.found.keys():
         name = next((name for name, value, _ in read.values(read.left) if _ends_with_user(value)), None)
-        remedy = f"--columns messages={name}"
+        columns = {"messages": str(name)}
         if name is None and any(isinstance(row.get(read.found.get("chosen", "")), str) for row in read.rows):
             name = next((each for each in QUESTIONS if each in read.left), None)
-            remedy = f"--columns prompt={name}"
+            columns = {"prompt": str(name)}
     else:
         return None
-    return None if name is None else f"column {name} holds what is asked, and nothing reads it: pass {remedy}"
+    if name is None:
+        return None
+    return f"column {name} holds what is asked, and nothing reads it", [Choice(columns=columns)], ""
 
 
-def _answer(read: _Read) -> str | None:
+def _answer(read: _Read) -> _Found | None:
     """Describe answers left out, next to messages or a dialog ending with the user."""
     asks = {"messages": _ends_with_user, "sharegpt": _ends_with_user, "dialog": _is_odd}.get(read.kind)
     if asks is None:
         return None
     asked = read.found["dialog" if read.kind == "dialog" else "messages"]
-    answers = [name for name in read.left if name.lower().startswith(_ANSWERS)]
-    names = [name for name, value, row in read.values(answers) if isinstance(value, str) and asks(row.get(asked))]
+    answers = [name for name in read.left if name.lower().startswith(ANSWERS)]
+    filled = read.values(answers)
+    names = list(dict.fromkeys(name for name, value, row in filled if isinstance(value, str) and asks(row.get(asked))))
     if not names:
         return None
-    if read.kind == "dialog":
-        what, remedy = f"{asked}, which ends", f"write it behind {asked}, {_BY_MAP}"
-    else:
-        one = names[0] if len(set(names)) == 1 else "COLUMN"
-        what, remedy = (
-            "the messages, which end",
-            f"pass --columns {quote(f'prompt={asked}')} {quote(f'response={one}')}",
-        )
-    return f"column {names[0]} holds what answers {what} with the user's, and nothing reads it: {remedy}"
+    choices = [] if read.kind == "dialog" else [Choice(columns={"prompt": asked, "response": each}) for each in names]
+    what = f"column {names[0]} holds what answers {asked}, which ends with the user's text, and nothing reads it"
+    return what, choices, f"write it behind {asked}, {_BY_MAP}"
 
 
-def _answer_of_text(read: _Read) -> str | None:
-    """Describe answers that are left out and not contained in the texts read."""
+def _answer_of_text(read: _Read) -> _Found | None:
+    """Describe unread texts with a name of answers, unless the read text contains the answers."""
     if read.kind != "text":
         return None
 
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
-        return isinstance(value, str) and not read.is_said(value, row)
+        return isinstance(value, (str, list, dict)) and not read.is_said(value, row)
 
     asked = read.found["text"]
-    answers = [name for name in read.left if name.lower().removesuffix("s") in _ANSWERS]
-    name = next((name for name in answers if read.mostly(name, is_lost)), None)
-    if name is None:
+    names = [name for name in read.left if _ANSWER_NAME.search(name) and read.mostly(name, is_lost)]
+    if not names:
         return None
-    return (
-        f"column {name} holds what answers {asked}, and {asked} alone would be trained on: pass --columns "
-        f"{quote(f'prompt={asked}')} {quote(f'response={name}')}"
-    )
+    what = f"column {names[0]} may answer {asked}, and {asked} alone would be trained on"
+    prompts = [*(name for name in QUESTIONS if name in read.left), asked]
+    texts = [name for name, value, _ in read.values(names) if isinstance(value, str)]
+    choices = [Choice(columns={"prompt": prompts[0], "response": name}) for name in dict.fromkeys(texts)]
+    return what, choices, "" if choices else f"join both {_BY_MAP}"
 
 
-def _speaker(read: _Read) -> str | None:
+def _speaker(read: _Read) -> _Found | None:
     if read.kind != "text" or not any(_speaks(value) for _, value, _ in read.values(["role"])):
         return None
-    return (
-        "column role says who speaks, so that each row is a message and no document: join the messages of a "
-        "conversation to one row first"
-    )
+    what = "column role says who speaks, so that each row is a message and no document"
+    return what, (), "join the messages of a conversation to one row first"
 
 
-def _of_each_row(read: _Read) -> str | None:
+def _of_each_row(read: _Read) -> _Found | None:
     for row in read.rows:
         if (said := each_row_loses(row, read.kind, row.keys() - {*read.left})) is not None:
-            return said
+            what, _, rest = said.partition(": ")
+            return what, (), rest
     return None
 
 

@@ -13,7 +13,7 @@ from .fields import unpacked
 USUAL_ROLES: dict[str, str] = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
     "model": "assistant", "bot": "assistant", "function_call": "assistant", "observation": "tool",
-    "function_response": "tool", "tool_call": "assistant", "tool_response": "tool",
+    "function": "tool", "function_response": "tool", "tool_call": "assistant", "tool_response": "tool",
 }  # fmt: skip
 CALLERS = ("function_call", "tool_call")  # speakers with a function call in their content: ShareGPT's, ms-swift's
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -49,7 +49,8 @@ class ElementBlock:
 class JsonTable:
     """A file with an array of objects, or with an object of which one member is an array of objects.
 
-    An object with a list of messages or exchanges is one row, unless the user names the member.
+    An object of objects holds rows by their ids. An object with a list of messages or exchanges, or without objects, is
+    one row, unless the user names the member.
     """
 
     def __init__(self, location: Location):
@@ -85,7 +86,16 @@ class JsonTable:
             yield from scanner.elements()
             scanner.end()
             return
-        if self._key is None and any(starmap(_are_messages, self._arrays.items())):
+        if self._key is None and self._holds_rows_by_id:
+            for key in scanner.members():
+                row = scanner.value(b"}")
+                rest = row[1:].lstrip()
+                comma = b"" if rest.startswith(b"}") else b","
+                yield row if b'"id"' in row else b'{"id":' + orjson.dumps(key) + comma + rest
+            scanner.end()
+            return
+        is_row = not self._arrays and len(self._members) > 0
+        if self._key is None and (is_row or any(starmap(_are_messages, self._arrays.items()))):
             members = [orjson.dumps(key) + b":" + scanner.value(b"}") for key in scanner.members()]
             scanner.end()
             yield b"{" + b",".join(members) + b"}"
@@ -115,24 +125,36 @@ class JsonTable:
 
     def _choices(self) -> str:
         if not self._arrays:
-            return "give an array of objects, or pass --format jsonl for one object a line"
+            return "give an array of objects"
         file = self._location.name.removesuffix(f"#{self._location.key}")
         return f"choose one by its name, {' or '.join(f'{file}#{key}' for key in self._arrays)}"
 
-    @cached_property
+    @property
     def _arrays(self) -> dict[str, bytes]:
-        """Members with an array of objects, each with the first object of the array; reads the complete file."""
+        """Members with an array of objects, each with the first object of the array."""
+        return {key: first for key, first in self._members.items() if first.startswith(b"{") and first != _OBJECT}
+
+    @property
+    def _holds_rows_by_id(self) -> bool:
+        """Whether the file is an object whose members are several objects: rows by their ids."""
+        return len(self._members) > 1 and all(first == _OBJECT for first in self._members.values())
+
+    @cached_property
+    def _members(self) -> dict[str, bytes]:
+        """Members -> the first element of an array, _OBJECT for an object, b"" for others; reads the complete file."""
         with self._open() as stream:
             scanner = JsonScanner(stream, name=self._location.name, max_bytes=MAX_ROW_BYTES)
-            firsts = {key: _pass_value(scanner) for key in scanner.members()}
-        return {key: first for key, first in firsts.items() if first.startswith(b"{")}
+            return {key: _pass_value(scanner) for key in scanner.members()}
+
+
+_OBJECT = b"{"
 
 
 def _pass_value(scanner: JsonScanner) -> bytes:
-    """Skip a member's value; return the first element if the value is an array, else b""."""
-    if scanner.peek() != b"[":
+    """Skip a member's value; return the first element of an array, _OBJECT for an object, b"" for other values."""
+    if (begin := scanner.peek()) != b"[":
         scanner.value(b"}")
-        return b""
+        return _OBJECT if begin == b"{" else b""
     first = b""
     for number, element in enumerate(scanner.elements()):
         first = first if number else element

@@ -125,6 +125,8 @@ def json_row(number: int, text: bytes) -> Row:
         return Row(number, None, _json_error(text, error))
     if isinstance(values, dict):
         return Row(number, values)
+    if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
+        return Row(number, {"messages": values})  # a conversation without a name
     return Row(number, None, f"expected a JSON object, found {type(values).__name__}: {excerpt(text, 0)}")
 
 

@@ -260,7 +260,7 @@ def test_a_file_of_rejects_alone_is_an_error_even_when_rows_may_be_skipped(tmp_p
     with pytest.raises(DataError, match="columns note fit no kind of rows"):
         convert([source], str(tmp_path / "out"), on_error="skip")
     with pytest.raises(DataError, match=r"no sample is left to write \(.*rows\.jsonl:1: no assistant message"):
-        convert([write_jsonl(source, UNANSWERED)], str(tmp_path / "out"), on_error="skip")
+        convert([write_jsonl(source, UNANSWERED)], str(tmp_path / "out"), on_error="skip", kind="messages")
     assert not any((tmp_path / "out").rglob("*.*"))
 
 

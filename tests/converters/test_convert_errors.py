@@ -185,7 +185,7 @@ def test_an_empty_target_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         (
             "csv",
-            r"rows: columns 5 is no row fit no kind of rows; the nearest is text, .* pass --columns 'text=",
+            "rows: columns 5 is no row fit no kind of rows: pass --columns 'text=5 is no row', or",
         ),
         ("images", "rows: a single image is not a source: name the folder of the class folders"),
         ("xml", "unknown format 'xml': expected one of json, jsonl"),
@@ -233,7 +233,7 @@ TEXT = {"text": "some words"}
         ([GOOD], {"columns": {"messages": "chat"}}, r"no column chat \(messages\), found messages: correct --columns"),
         ([TEXT], {"keep": ("id",)}, "--keep id: no such column in the first rows, found text: correct it, or pass"),
         ([TEXT], {"kind": "alpaca"}, "no row fits --kind alpaca, which needs columns instruction and output"),
-        ([{"note": "x"}], {}, "columns note fit no kind of rows; the nearest is text, .* pass --columns text=note"),
+        ([{"note": "x"}], {}, "columns note fit no kind of rows: pass --columns text=note, or"),
         ([TEXT | {"id": 1}] * 200 + [TEXT | {"id": "x"}], {"keep": ("id",)}, r"a\.jsonl:201: column 'id' holds str"),
         ([], {}, r"a\.jsonl is empty \(0 bytes\): leave it out, or write it again"),
     ],

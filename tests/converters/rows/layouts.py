@@ -101,7 +101,7 @@ LAYOUTS = (
     Layout("Dolly", lambda n: {
         "instruction": f"i-{n}", "context": f"c-{n}", "response": f"r-{n}", "category": f"k-{n}"}, "alpaca"),
     Layout("OIG in capitals", lambda n: {
-        "INSTRUCTION": f"i-{n}", "RESPONSE": f"r-{n}", "SOURCE": f"s-{n}"}, "alpaca"),
+        "INSTRUCTION": f"i-{n}", "RESPONSE": f"r-{n}", "SOURCE": f"s-{n}"}, "prompt-response"),
     Layout("OpenOrca", lambda n: {
         "id": f"id-{n}", "system_prompt": f"s-{n}", "question": f"q-{n}", "response": f"r-{n}"}, "question-answer"),
     Layout("ms-swift", lambda n: {
@@ -182,7 +182,7 @@ LAYOUTS = (
     Layout("PKU-SafeRLHF", lambda n: {"prompt": f"p-{n}", "response_0": f"a-{n}", "response_1": f"b-{n}",
         "is_response_0_safe": True, "better_response_id": 0}, None),
     Layout("Chatbot Arena", lambda n: {"winner": "model_a", "conversation_a": said(n, "user", "assistant"),
-        "conversation_b": said(n + 9, "user", "assistant")}, None),
+        "conversation_b": [*said(n, "user"), {"role": "assistant", "content": f"b-{n}"}]}, "preference"),
     Layout("Nectar", lambda n: {"prompt": f"p-{n}", "answers": [
         {"answer": f"a-{n}", "model": "m", "rank": 1.0}, {"answer": f"b-{n}", "model": "k", "rank": 2.0}],
         "num_responses": 2, "good_natured": True}, None),

@@ -148,7 +148,7 @@ _CHOSEN: dict[str, Any] = {"question": "Which is it?", "answer": "B"}
     "choices",
     [
         {"option_a": "red", "option_b": "blue"}, {"optionA": "red", "optionB": "blue"}, {"A": "1", "B": "2", "C": "3"},
-        {"Choice 1": "red", "Choice 2": "blue"}, {"opa": "red", "opb": "blue"}, {"answer_choices": ["red", "blue"]},
+        {"Choice 1": "red", "Choice 2": "blue"}, {"opa": "red", "opb": "blue"}, {"answer_options": ["red", "blue"]},
         {"candidates": ["red", "blue"]},
     ],
 )  # fmt: skip
@@ -160,6 +160,24 @@ def test_an_answer_is_not_trained_on_without_what_it_is_chosen_from(
     assert "what the answer is chosen from" in refusal({**row, **choices})
     asked = "Which is it? " + " ".join(each if isinstance(each, str) else " ".join(each) for each in choices.values())
     assert stored({**row, names[0]: asked, **choices})[0]["content"] == asked
+
+
+def test_an_answer_that_repeats_its_context_does_not_ask_about_it() -> None:
+    row = {"prompt": "q", "context": "a long story", "chosen": "as a long story says", "rejected": "b"}
+    assert "column context holds what prompt is about" in refusal(row)
+
+
+@pytest.mark.parametrize("answer", [{"gold_summary": {"a": "b"}}, {"entities": [{"start": 1}]}, {"correct_name": "b"}])
+def test_texts_next_to_what_answers_them_are_no_documents(answer: dict[str, Any]) -> None:
+    assert "may answer text, and text alone would be trained on" in refusal({"text": "q", **answer})
+
+
+def test_options_that_some_rows_do_not_fit_are_offered_with_the_number_of_these_rows() -> None:
+    rows = [{"problem": "q", "hint": f"a {each}", "answer": each} for each in ("a", "b", "", "c")]
+    with pytest.raises(
+        DataError, match=r"response=answer --on-error skip \(leaves out hint and 1 of the first 4 rows\)"
+    ):
+        find_mapper(rows, _USUAL)
 
 
 def test_columns_of_one_letter_or_number_are_no_choices() -> None:
@@ -190,7 +208,10 @@ def test_a_text_that_a_question_is_about_is_not_left_out(name: str) -> None:
     ("row", "remedy"),
     [
         ({"messages": CHAT, "rejected_response": "x"}, "write the two answers into columns chosen and rejected"),
-        ({"messages": CHAT, "rejected_messages": [ASKED]}, "--columns chosen=messages rejected=rejected_messages"),
+        (
+            {"messages": CHAT, "rejected_messages": [ASKED, {"role": "assistant", "content": "x"}]},
+            "--columns chosen=messages rejected=rejected_messages",
+        ),
         ({"query": "q", "response": "a", "rejected_response": "x"}, "prompt=query chosen=response rejected=rejected_"),
     ],
 )

@@ -201,14 +201,26 @@ def test_a_broken_element_is_an_error_of_its_row(tmp_path: Path) -> None:
         (b'{"rows" [{"a": 1}]}', "expected ':', found '\\['"),
         (b'{\n"rows": [{"a": 1}]}\n{\n"rows": [{"a": 2}]}', "something follows the end of its value"),
         (b'{"rows": [{"a": 1}], "rows": [{"a": 2}]}', "its object has 'rows' more than once: rename one of them"),
-        (b'{"a": 1}', r"no member of its object.*pass --format jsonl for one object a line"),
         (b"[ ]", "holds no rows: leave it out, or write it again"),
-        (b"{}", "no member of its object"),
+        (b"{}", "no member of its object with an array of objects: give an array of objects"),
     ],
 )
 def test_json_that_breaks_off_or_is_no_array_is_named(tmp_path: Path, data: bytes, error: str) -> None:
     with pytest.raises(DataError, match=error):
         read(write(tmp_path / "a.json", data))
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        (b'{"a": 1, "b": [2]}', [{"a": 1, "b": [2]}]),
+        (b'{"k": {"a": 1},\n "l": { }, "m": {"id": 5}}', [{"id": "k", "a": 1}, {"id": "l"}, {"id": 5}]),
+        (b'{"k": {"a": 1}}', [{"k": {"a": 1}}]),
+        (b'[[{"role": "user", "content": "q"}]]', [{"messages": [{"role": "user", "content": "q"}]}]),
+    ],
+)
+def test_a_lone_row_rows_by_ids_and_bare_conversations_are_read(tmp_path: Path, data: bytes, rows: list[Any]) -> None:
+    assert [*read(write(tmp_path / "a.json", data))] == rows
 
 
 def test_an_element_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,484 @@
+"""Rows and messages in the forms of vendors and data sets -> the usual columns and OpenAI's messages. Pure.
+
+Each form is a function of a few lines; a table lists forms of rows. Kinds of rows (kinds.py) know only usual forms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ...errors import DataError
+from .fields import is_filled, unpacked
+
+Message = dict[str, Any]
+
+
+# Messages: parts of content by their type, or by the name of their only member.
+
+
+def usual_messages(messages: Sequence[Any]) -> list[Any]:
+    """Return messages in OpenAI's form, with calls in tool_calls and each result of a call in a message of role tool.
+
+    Read are the contents of Anthropic (tool_use, tool_result), Bedrock (toolUse, toolResult) and Gemini (parts with
+    functionCall, functionResponse), the items of OpenAI's Responses, and results between Hermes' <tool_response> tags.
+    """
+    for message in messages:  # nearly all messages have a text, and are returned at once
+        text = message.get("content", message.get("value")) if type(message) is dict else None
+        if type(text) is not str or (text[:1] in "< \n" and "<tool_response>" in text):
+            break
+    else:
+        return list(messages)
+    usual: list[Any] = []
+    for message in messages:
+        try:
+            _add_usual(message, usual)
+        except (AttributeError, KeyError, TypeError) as error:  # a value of an unexpected type
+            raise DataError(f"a message has parts of another form, {str(message)[:80]!r}: correct the row") from error
+    return usual
+
+
+def _add_usual(message: Any, usual: list[Any]) -> None:
+    if not isinstance(message, dict):
+        usual.append(message)
+    elif "role" not in message and str(message.get("type")) in _ITEMS:
+        _ITEMS[message["type"]](message, usual)
+    elif isinstance(parts := message.get("parts", message.get("content")), list):
+        usual += _of_parts({key: value for key, value in message.items() if key != "parts"}, parts)
+    else:
+        usual.append(_without_tags(message))
+
+
+def _without_tags(message: Message) -> Message:
+    """Return a message without Hermes' tags around the result of a call: templates of tools write these tags."""
+    key = "content" if "content" in message else "value"
+    text, speaker = message.get(key), message.get("role", message.get("from"))
+    if speaker != "tool" or not isinstance(text, str) or "<tool_response>" not in text:
+        return message
+    held = _RESPONSE.fullmatch(text.strip())
+    return message if held is None else {**message, key: held[1]}
+
+
+_RESPONSE = re.compile(r"<tool_response>\s*((?:(?!</?tool_response>).)*?)\s*</tool_response>", re.DOTALL)
+
+
+def _of_parts(message: Message, parts: Sequence[Any]) -> list[Message]:
+    """Return the messages of a message with parts: results of calls first, then the other parts, if any."""
+    read = [_part(part) for part in parts]
+    if "content" in message and all(one is other for one, other in zip(read, parts, strict=True)):
+        return [message]
+    results = [part["result"] for part in read if "result" in part]
+    calls = [part["call"] for part in read if "call" in part]
+    thoughts = [part["thought"] for part in read if "thought" in part]
+    left = [part for part in read if not part.keys() & {"result", "call", "thought"}]
+    if not (left or calls or thoughts):
+        return results
+    is_text = len(left) == 1 and left[0].keys() == {"type", "text"} and left[0]["type"] == "text"
+    message = {**message, "content": left[0]["text"] if is_text else left or None}
+    message |= {"tool_calls": [*(message.get("tool_calls") or []), *calls]} if calls else {}
+    message |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return [*results, message]
+
+
+def _part(part: Any) -> Any:
+    """Return a part in OpenAI's form, or an object with a call, a result or a thought; other parts unchanged."""
+    if not isinstance(part, dict):
+        return part
+    if "type" in part:
+        read = _TYPES.get(part["type"]) if isinstance(part["type"], str) else None
+        return part if read is None else read(part)
+    if part.get("thought") is True and isinstance(part.get("text"), str):
+        return {"thought": part["text"]}
+    name = next((name for name in _MEMBERS if part.get(name) is not None), None)
+    return part if name is None else _MEMBERS[name](part[name]) or part
+
+
+def _call(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
+    known = {} if call_id is None else {"id": call_id}
+    return {**known, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _result(content: Any, call_id: Any = None, name: Any = None) -> Message:
+    """Return the message of a call's result; an object becomes JSON text."""
+    if isinstance(content, list):
+        parts = [_part(part) for part in content]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        content = texts[0] if len(parts) == 1 and isinstance(texts[0] if texts else None, str) else parts
+    elif not isinstance(content, str):
+        content = "" if content is None else orjson.dumps(content).decode()
+    known = {"tool_call_id": call_id, "name": name}
+    return {"role": "tool", **{key: value for key, value in known.items() if value is not None}, "content": content}
+
+
+def _bedrock_image(image: Any) -> dict[str, Any] | None:
+    held = image.get("source") if isinstance(image, Mapping) else None
+    return {"type": "image", "data": held["bytes"]} if isinstance(held, Mapping) and "bytes" in held else None
+
+
+_TYPES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {  # Anthropic's
+    "tool_use": lambda part: {"call": _call(part.get("name"), part.get("input"), part.get("id"))},
+    "tool_result": lambda part: {"result": _result(part.get("content"), part.get("tool_use_id"))},
+}
+_MEMBERS: Mapping[str, Callable[[Any], dict[str, Any] | None]] = {  # Bedrock's, then Gemini's
+    "text": lambda text: {"type": "text", "text": text},
+    "json": lambda value: {"type": "text", "text": orjson.dumps(value).decode()},
+    "toolUse": lambda use: {"call": _call(use.get("name"), use.get("input"), use.get("toolUseId"))},
+    "toolResult": lambda result: {"result": _result(result.get("content"), result.get("toolUseId"))},
+    "reasoningContent": lambda held: {"thought": held["reasoningText"]["text"]},
+    "image": _bedrock_image,
+    "functionCall": lambda call: {"call": _call(call.get("name"), call.get("args"), call.get("id"))},
+    "functionResponse": lambda said: {"result": _result(said.get("response"), said.get("id"), said.get("name"))},
+    "inlineData": lambda held: {
+        "type": held["mimeType"].partition("/")[0], "data": f"data:{held['mimeType']};base64,{held['data']}",
+    },
+}  # fmt: skip
+
+
+def _called(item: Message, usual: list[Any]) -> None:
+    """Add a call of OpenAI's Responses to the last message of the assistant, or in a new message."""
+    call = _call(item.get("name"), item.get("arguments"), item.get("call_id"))
+    last = usual[-1] if usual and isinstance(usual[-1], dict) else {}
+    if last.get("role") == "assistant":
+        usual[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
+    else:
+        usual.append({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
+def _thought(item: Message, usual: list[Any]) -> None:
+    texts = [part["text"] for part in (item.get("content") or item.get("summary") or ()) if part.get("text")]
+    if texts:
+        usual.append({"role": "assistant", "content": None, "reasoning_content": "\n".join(texts)})
+
+
+_ITEMS: Mapping[str, Callable[[Message, list[Any]], None]] = {  # of OpenAI's Responses, other than messages
+    "function_call": _called,
+    "function_call_output": lambda item, usual: usual.append(_result(item.get("output"), item.get("call_id"))),
+    "reasoning": _thought,
+}
+
+
+def usual_tools(tools: Sequence[Any], *, column: str | None) -> list[Any]:
+    """Return tools in OpenAI's form: of Anthropic, Bedrock and Gemini, and of OpenAI's former column functions."""
+    if all(type(tool) is dict and "function" in tool for tool in tools):
+        return list(tools)
+    usual: list[Any] = []
+    for tool in tools:
+        spec = tool.get("toolSpec", tool) if isinstance(tool, Mapping) else tool
+        if not isinstance(spec, Mapping):
+            usual.append(tool)
+        elif isinstance(declared := spec.get("functionDeclarations"), list):
+            usual += [{"type": "function", "function": each} for each in declared]
+        elif (schema := spec.get("input_schema", spec.get("inputSchema"))) is not None:
+            schema = schema["json"] if isinstance(schema, Mapping) and schema.keys() == {"json"} else schema
+            kept = {key: spec[key] for key in ("name", "description") if key in spec}
+            usual.append({"type": "function", "function": {**kept, "parameters": schema}})
+        elif column == "functions" and "function" not in spec:
+            usual.append({"type": "function", "function": dict(spec)})
+        else:
+            usual.append(tool)
+    return usual
+
+
+# Rows: columns of a data set -> usual columns.
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form of rows. marks: columns of each row. read: returns the usual columns, or None for a row of another form.
+
+    also: optional columns. rule: reading of the columns, for people; "" if the names tell.
+    """
+
+    marks: frozenset[str]
+    read: Callable[[Mapping[str, Any]], dict[str, Any] | None]
+    also: tuple[str, ...] = ()
+    rule: str = ""
+
+
+def usual_row(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return a row with the usual columns, and the rule of the form; other rows unchanged, with rule "".
+
+    DataError for two equally good answers.
+    """
+    for name in values:
+        for form in _BY_MARK.get(name, ()):
+            if not form.marks <= values.keys():
+                continue
+            try:
+                read = form.read(values)
+            except (AttributeError, KeyError, TypeError):  # a row of another form
+                continue
+            if read is not None:
+                names = {*form.marks, *form.also}
+                return {**{name: value for name, value in values.items() if name not in names}, **read}, form.rule
+    return values, ""
+
+
+def _gemini(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    contents = values["contents"]
+    if not isinstance(contents, list) or not all(isinstance(each, Mapping) and "parts" in each for each in contents):
+        return None
+    system = values.get("systemInstruction", values.get("system_instruction"))
+    parts = system.get("parts") if isinstance(system, Mapping) else None
+    system = "\n".join(part["text"] for part in parts) if parts else system
+    messages = [{"role": "user", **each} for each in contents]
+    return {"messages": messages, **({"system": system} if system else {})}
+
+
+def _responses(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a request and an answer of OpenAI's Responses."""
+    asked, answered = values["input"], values["output"]
+    if not isinstance(answered, list):
+        return None
+    asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    items = [each for listed in (asked, answered) if isinstance(listed, list) for each in listed]
+    if not items or not all(
+        isinstance(each, dict) and ("role" in each or each.get("type") in _ITEMS) for each in items
+    ):
+        return None
+    messages = [{key: each[key] for key in each if key != "type" or each[key] != "message"} for each in items]
+    return {"messages": messages, **({"system": values["instructions"]} if values.get("instructions") else {})}
+
+
+def _openai_preference(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    asked = values["input"]
+    if not isinstance(asked, Mapping) or not isinstance(asked.get("messages"), list):
+        return None
+    tools = {"tools": asked["tools"]} if asked.get("tools") else {}
+    pair = {"chosen": values["preferred_output"], "rejected": values["non_preferred_output"]}
+    return {"prompt": asked["messages"], **pair, **tools}
+
+
+def _pair(prompt: Mapping[str, Any], scored: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
+    """Return the columns of the best and the worst answer. scored: scores, higher is better, and answers.
+
+    None for values other than scores; DataError for equally good answers.
+    """
+    if len(scored) < 2 or not all(isinstance(score, (int, float)) and score == score for score, _ in scored):
+        return None
+    best, worst = max(scored, key=lambda pair: pair[0]), min(scored, key=lambda pair: pair[0])
+    if best[0] == worst[0]:
+        raise DataError("the answers are equally good, so there is none to prefer: leave the row out")
+    return {**prompt, "chosen": best[1], "rejected": worst[1]}
+
+
+def _scored(asked: str, listed: str, answer: str, score: str, sign: int = 1) -> Callable[..., dict[str, Any] | None]:
+    """Return the reader of a list of objects with an answer and a score each. sign: -1 for ranks."""
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
+        answers = values[listed]
+        if not isinstance(answers, list) or not all(isinstance(each, Mapping) for each in answers):
+            return None
+        pairs = [(each.get(score), each.get(answer)) for each in answers]
+        scored = [(sign * float(value), text) for value, text in pairs if isinstance(value, (int, float)) and text]
+        return _pair({"prompt": values[asked]}, scored) if len(scored) == len(answers) else None
+
+    return read
+
+
+def _listed(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a list of answers next to a list of scores."""
+    answers, scores = unpacked(values["responses"]), unpacked(values["scores"])
+    if not isinstance(answers, list) or not isinstance(scores, list) or len(answers) != len(scores):
+        return None
+    return _pair({"prompt": values["prompt"]}, [*zip(scores, answers, strict=True)])
+
+
+def _judged(first: str, second: str, verdict: str, asked: str = "prompt") -> Callable[..., dict[str, Any] | None]:
+    """Return the reader of two answers and the name of the better answer: a, model_a, 1, response_1, …"""
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
+        better = str(values[verdict]).lower()
+        is_first, is_second = (
+            bool(re.fullmatch(rf"(model|response|assistant|answer|output)?[_ ]?({each})", better))
+            for each in ("a|1", "b|2")
+        )
+        if not is_first and not is_second:
+            if "tie" in better or "both" in better:
+                raise DataError(f"column {verdict} is {better!r}, so there is no answer to prefer: leave the row out")
+            return None
+        prompt = {"prompt": values[asked]} if asked in values else {}
+        return _pair(prompt, [(is_first, values[first]), (is_second, values[second])])
+
+    return read
+
+
+def _helpsteer(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    preference = values["overall_preference"]  # from -3, the first is much better, to 3
+    if not isinstance(preference, int):
+        return None
+    prompt = values.get("context", values.get("prompt"))
+    return _pair({"prompt": prompt}, [(-preference, values["response1"]), (preference, values["response2"])])
+
+
+def _safe_rlhf(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    answers = [(values["better_response_id"] == number, values[f"response_{number}"]) for number in (0, 1)]
+    return _pair({"prompt": values["prompt"]}, answers)
+
+
+def _shp(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    is_first = values["labels"]
+    if is_first not in (0, 1):
+        return None
+    answers = [(is_first, values["human_ref_A"]), (1 - is_first, values["human_ref_B"])]
+    return _pair({"prompt": values["history"]}, answers)
+
+
+def _stack_exchange(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {"prompt": values["question"], "chosen": values["response_j"], "rejected": values["response_k"]}
+
+
+def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    answers = values["answers"]
+    texts = answers.get("text") if isinstance(answers, Mapping) else None
+    if not isinstance(texts, list) or "answer_start" not in answers:
+        return None
+    return {"instruction": values["context"], "input": values["question"], "output": texts[0] if texts else ""}
+
+
+def _natural_instructions(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"instruction": values["definition"], "input": values["inputs"], "output": values["targets"]}
+
+
+def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    thoughts = values["thinking_trajectories"]
+    if not isinstance(thoughts, list) or not thoughts:
+        return None
+    return _thoughts({"question": values["question"], "answer": values["attempt"], "reasoning": thoughts[0]})
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any] | None]:
+    """Return the reader of a question with choices, and the number, letter or text of the right choice."""
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
+        held: Any = unpacked(values[listed])
+        names, said = list[str](), values[answer]
+        if isinstance(held, list) and all(isinstance(each, dict) and len(each) == 1 for each in held):
+            held = {name: text for each in held for name, text in each.items()}
+        if isinstance(held, Mapping) and isinstance(held.get("label"), list):  # ARC's, CommonsenseQA's
+            held, names = held.get("text"), [str(each) for each in held["label"]]
+        elif isinstance(held, Mapping):
+            held, names = list(held.values()), list(held)
+        texts = held if isinstance(held, list) and all(isinstance(each, str) for each in held) else []
+        names = names or list(_LETTERS[: len(texts)])
+        if not texts or len(names) != len(texts) or not isinstance(values[asked], str):
+            return None
+        if all(text in values[asked] for text in texts):
+            return None  # the question has them
+        number = said if isinstance(said, int) else int(said) if str(said).isdecimal() and said not in names else None
+        if number is None:
+            found = [n for n, pair in enumerate(zip(names, texts, strict=True)) if said in pair]
+            number = found[0] if len(found) == 1 else None
+        if number is None or isinstance(number, bool) or not 0 <= number < len(texts):
+            return None
+        lines = [f"{name}. {text}" for name, text in zip(names, texts, strict=True)]
+        return {"question": "\n".join([values[asked], "", *lines]), "answer": lines[number]}
+
+    return read
+
+
+def _thoughts(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a question, thoughts and answer."""
+    asked, answered = values["question"], values["answer"]
+    name = next((name for name in _REASONING if is_filled(values.get(name))), None)
+    if name is None or not all(isinstance(text, str) for text in (asked, answered, values[name])):
+        return None
+    answer = {"role": "assistant", "reasoning_content": values[name], "content": answered}
+    return {"messages": [{"role": "user", "content": asked}, answer]}
+
+
+_REASONING = ("reasoning", "reasoning_content", "thinking", "thoughts", "chain_of_thought", "cot")
+
+
+def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a conversation that ends with a chosen and a rejected answer, by their speakers."""
+    turns = values["conversations"]
+    speakers = [str(turn.get("from", turn.get("role"))) for turn in turns[-2:]]
+    if len(speakers) < 2 or not ("chosen" in speakers[0] and "rejected" in speakers[1]):
+        return None
+    key = "value" if "value" in turns[-1] else "content"
+    return {"prompt": turns[:-2], "chosen": turns[-2][key], "rejected": turns[-1][key]}
+
+
+def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    listed = values["QA"]
+    if not isinstance(listed, list) or not all(isinstance(one, Mapping) and {"q", "a"} <= one.keys() for one in listed):
+        return None
+    asked = ["\n".join(filter(None, (one.get("i"), one["q"]))) for one in listed]
+    return {"conversations": [{"user": text, "assistant": one["a"]} for text, one in zip(asked, listed, strict=True)]}
+
+
+_PLACE = re.compile(r"<image_\d+>")
+
+
+def _mini_cpm(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of messages with numbered places of images: <image_00>."""
+    images, said = values["image"], values["conversations"]
+    if not isinstance(images, Mapping) or not images or not all(map(_PLACE.fullmatch, images)):
+        return None
+    if not isinstance(said, list) or not all(isinstance(each, Mapping) for each in said):
+        return None
+    places = [place for each in said for place in _PLACE.findall(str(each.get("content", "")))]
+    if sorted(places) != sorted(images):
+        raise DataError(f"the messages have the places {', '.join(places)}, and image {', '.join(images)}: correct it")
+    messages = [{**each, "content": _PLACE.sub("<image>", each["content"])} for each in said]
+    return {"messages": messages, "images": [images[place] for place in places]}
+
+
+def _hermes(column: str) -> Callable[..., dict[str, Any] | None]:
+    """Return the reader of conversations with the tools of the row in the system prompt, too: read once."""
+
+    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
+        messages = unpacked(values[column])
+        first = messages[0] if isinstance(messages, list) and messages else None
+        text = first.get("value", first.get("content")) if type(first) is dict else None
+        return {column: messages} if isinstance(text, str) and "<tools>" in text and "</tools>" in text else None
+
+    return read
+
+
+_OF_THOUGHTS = "the thoughts are the answer's reasoning_content"
+_OF_TOOLS = "tools are in the system prompt, too, and are read from it"
+_BEST = "chosen and rejected are the best and the worst answer by"
+_LETTERED = "the choices follow the question, and the answer is the right choice"
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    ("contents", _gemini, ("systemInstruction", "system_instruction")),
+    ("preferred_output input non_preferred_output", _openai_preference),
+    ("output input", _responses, ("instructions",)),
+    ("completions instruction", _scored("instruction", "completions", "response", "overall_score"), (),
+     f"{_BEST} overall_score"),
+    ("answers prompt", _scored("prompt", "answers", "answer", "rank", -1), (), f"{_BEST} rank"),
+    ("scores prompt responses", _listed, (), f"{_BEST} scores"),
+    ("conversation_a conversation_b winner", _judged("conversation_a", "conversation_b", "winner"), (),
+     "chosen is the conversation of the winner"),
+    ("response_a prompt response_b preference", _judged("response_a", "response_b", "preference"), (),
+     "chosen is the response that preference names"),
+    ("better_response_id prompt response_0 response_1", _safe_rlhf, (), "chosen is the response of better_response_id"),
+    ("overall_preference response1 response2", _helpsteer, ("context",),
+     "chosen is the response that overall_preference prefers"),
+    ("response_j question response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
+    ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
+    ("answers context question", _squad, (), "output is the first text of answers"),
+    ("definition inputs targets", _natural_instructions),
+    ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
+    *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
+      for listed in ("choices", "options", "answer_choices")
+      for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
+    ("endings ctx label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
+    *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
+    ("QA", _video_chat),
+    ("image conversations", _mini_cpm),
+    ("conversations", _chosen_speaker),
+    ("tools conversations", _hermes("conversations"), (), _OF_TOOLS),
+    ("tools messages", _hermes("messages"), (), _OF_TOOLS),
+)  # fmt: skip
+_BY_MARK: dict[str, list[Form]] = {}  # by the first mark of a form
+for _marks, _read, *_more in _TABLE:
+    _BY_MARK.setdefault(_marks.split()[0], []).append(Form(frozenset(_marks.split()), _read, *_more))
