@@ -16,6 +16,7 @@ from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
 
+from ..rounds import rounds
 from .reading import (
     IN_PROCESS_AND_WORKERS,
     MARKS,
@@ -127,7 +128,9 @@ def test_a_dataset_that_is_replaced_ends_the_old_run_and_is_read_by_a_new_one(
         assert reading.deliver() == new_data
 
 
-@pytest.mark.parametrize("change", [shortened, flipped, emptied, reversed_samples])
+@pytest.mark.parametrize(
+    "change", rounds([shortened, reversed_samples], [shortened, flipped, emptied, reversed_samples])
+)
 def test_a_corrupt_copy_is_fetched_again(
     change: Callable[[bytes], bytes], reading: Reading, dataset_folder: Path, expected: Delivered
 ) -> None:

@@ -54,11 +54,12 @@ def test_a_build_ahead_of_train_changes_nothing_of_another_run_in_the_output_dir
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (
+        pytest.param(
             "optim=adamw",
             "optim=muon",
             r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, exp_avg_sq, step, now momentum_buffer, "
             r"for example of model\.layers\.",
+            marks=in_long_rounds,
         ),
         pytest.param(
             "optim=adamw",
@@ -66,7 +67,12 @@ def test_a_build_ahead_of_train_changes_nothing_of_another_run_in_the_output_dir
             r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)",
             marks=in_long_rounds,
         ),
-        ("optim=sgd", "optim=adamw", r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)"),
+        pytest.param(
+            "optim=sgd",
+            "optim=adamw",
+            r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)",
+            marks=in_long_rounds,
+        ),
         (
             "optim_args.amsgrad=true",
             "optim=adamw",
