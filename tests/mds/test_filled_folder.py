@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,7 @@ def moved(folder: Path, where: str, s3_folder: str) -> tuple[str, Any]:
 
 @pytest.mark.parametrize(
     ("keep_zip", "where"),
-    [(None, "store"), (None, "folder"), (False, "folder"), (True, "folder")]
-    + rounds([], [(False, "store"), (True, "store")]),
+    [*product((None, False, True), ["folder"]), (None, "store"), *rounds([], [(False, "store"), (True, "store")])],
 )
 def test_what_was_read_once_is_read_without_its_source_by_us_and_by_mosaicml(
     where: str, keep_zip: bool | None, s3_folder: str, tmp_path: Path
