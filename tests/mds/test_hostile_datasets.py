@@ -21,6 +21,7 @@ from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.storage.storage import open_storage
 
 from ..proxy import FaultProxy
+from ..rounds import rounds
 from .reading import MARKS, SHARD, Delivered, Reading, read_by, temporary_files
 
 pytestmark = MARKS
@@ -110,22 +111,28 @@ def nothing_is_written_outside(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "named"),
+    ("key", "value", "named", "is_stored"),
     [
-        pytest.param(*case, id=HOSTILE_IDS[number] if number < len(HOSTILE_IDS) else f"{case[0]}-{number}")
+        pytest.param(
+            *case,
+            rounds(number < len(HOSTILE_NAMES), True),
+            id=HOSTILE_IDS[number] if number < len(HOSTILE_IDS) else f"{case[0]}-{number}",
+        )
         for number, case in enumerate(HOSTILE_INDEXES)
     ],
 )
 def test_a_hostile_index_is_refused_before_anything_is_fetched(
-    key: str, value: Any, named: str, reading: Reading, dataset_folder: Path, s3: str, proxy: FaultProxy
-) -> None:
+    key: str, value: Any, named: str, is_stored: bool, reading: Reading, dataset_folder: Path, s3: str,
+    proxy: FaultProxy, tmp_path: Path,
+) -> None:  # fmt: skip
+    """In a store; in short rounds some are in a folder."""
     if (key, value) == ("samples", (1 << 32) - 1):  # in a shard of 8 bytes
         index = json.loads(changed_index(dataset_folder, key, value))
         index["shards"][0]["raw_data"]["bytes"] = 8
         data = json.dumps(index).encode()
     else:
         data = changed_index(dataset_folder, key, value)
-    remote = f"{s3}/hostile-index"
+    remote = f"{s3}/hostile-index" if is_stored else str(tmp_path / "index")
     open_storage(remote).write("index.json", data)
     pattern = named if "|" in named else re.escape(named)
     growth = PeakMemory()
