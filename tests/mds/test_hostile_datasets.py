@@ -112,14 +112,8 @@ def nothing_is_written_outside(folder: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("key", "value", "named", "is_stored"),
-    [
-        pytest.param(
-            *case,
-            rounds(number < len(HOSTILE_NAMES), True),
-            id=HOSTILE_IDS[number] if number < len(HOSTILE_IDS) else f"{case[0]}-{number}",
-        )
-        for number, case in enumerate(HOSTILE_INDEXES)
-    ],
+    [(*case, rounds(number < len(HOSTILE_NAMES), True)) for number, case in enumerate(HOSTILE_INDEXES)],
+    ids=[*HOSTILE_IDS, *[f"{case[0]}-{number}" for number, case in enumerate(HOSTILE_INDEXES)][len(HOSTILE_IDS) :]],
 )
 def test_a_hostile_index_is_refused_before_anything_is_fetched(
     key: str, value: Any, named: str, is_stored: bool, reading: Reading, dataset_folder: Path, s3: str,
