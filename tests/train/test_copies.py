@@ -91,7 +91,7 @@ def hold(saver: Checkpointer) -> threading.Event:
     event = threading.Event()
 
     def wait() -> None:
-        assert event.wait(60)
+        assert event.wait(600)  # longer than a test may take
 
     saver.check_owner = wait
     return event
