@@ -7,6 +7,7 @@ the package is a room each ("errors"). All imports count: those of a function, a
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections import Counter
 from functools import cache
@@ -37,8 +38,12 @@ def room_of(module: str) -> str:
 
 
 @cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(files()[module].read_text())
+def trees() -> dict[str, ast.Module]:
+    """Syntax trees of all modules. Collections of garbage would only walk them."""
+    gc.disable()
+    parsed = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in files().items()}
+    gc.enable()
+    return parsed
 
 
 @cache
@@ -49,7 +54,7 @@ def imports(module: str, *, at_start: bool = False) -> tuple[frozenset[str], fro
     """
     ours, theirs = set(), set()
     package = module if files()[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in tree(module).body if at_start else ast.walk(tree(module)):
+    for node in trees()[module].body if at_start else ast.walk(trees()[module]):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package.split(".")[: len(package.split(".")) - node.level + 1]
             source = ".".join([*base, *([node.module] if node.module else [])])

@@ -11,11 +11,13 @@ reaches, a removed file, and the files in FOR_ALL.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from fnmatch import filter as filter_names
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import PurePosixPath
@@ -103,10 +105,13 @@ def inner(root: ast.AST) -> Iterator[ast.AST]:
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_doc or (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"):
             continue
-        for field, value in ast.iter_fields(node):
+        for field in node._fields:
             if field not in ("ctx", "returns") and not (field == "annotation" and isinstance(node, ast.arg)):
-                children = value if isinstance(value, list) else [value]
-                waiting += [child for child in children if isinstance(child, ast.AST)]
+                value = getattr(node, field, None)
+                if isinstance(value, list):
+                    waiting += [child for child in value if isinstance(child, ast.AST)]
+                elif isinstance(value, ast.AST):
+                    waiting.append(value)
 
 
 @cache
@@ -194,7 +199,7 @@ def named(text: str, path: str) -> frozenset[str]:
         if "." in head:
             nodes |= {*nodes_of(head), *nodes_of(f"{head}.__main__")}
     if is_test and "*" in text and text.strip("*./"):
-        nodes |= {f"{other}:" for other in paths() if fnmatch(other, f"*/{text.rpartition('/')[2]}")}
+        nodes |= {f"{other}:" for other in filter_names(paths(), f"*/{text.rpartition('/')[2]}")}
     nodes |= {
         f"{other}:"
         for other in by_ending().get(text.strip("/"), ())
@@ -298,15 +303,16 @@ def reaching_tests() -> dict[str, set[str]]:
     """File -> files of tests that reach the file; a test reaches itself."""
     tests = sorted(filter(is_test_file, paths()))
     bits = {f"{test}:": 1 << number for number, test in enumerate(tests)}  # node -> a bit for each test that reaches it
-    waiting = dict.fromkeys(bits)  # an ordered set
+    waiting = OrderedDict.fromkeys(bits)
+    gc.disable()  # all trees are kept: collections would free nothing
     while waiting:
-        node = next(iter(waiting))
-        del waiting[node]
+        node, _ = waiting.popitem(last=False)
         for other in reads(node):
             before = bits.get(other, 0)
             if bits[node] & ~before:
                 bits[other] = before | bits[node]
                 waiting[other] = None
+    gc.enable()
     of_files: dict[str, int] = defaultdict(int)
     for node, reaching in bits.items():
         of_files[node.rpartition(":")[0]] |= reaching

@@ -24,7 +24,7 @@ from typing import Any
 
 from lmms_stream.train.run_config import RunConfig
 
-from .arrows import ROOT, files, imports, room_of, tree
+from .arrows import ROOT, files, imports, room_of, trees
 
 BASELINES = Path(__file__).with_suffix(".json")
 POINTERS = re.compile(
@@ -45,7 +45,7 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
 @cache
 def prose_of_module(module: str) -> tuple[tuple[int, str, bool], ...]:
     """The same of a module; several counts need it, and tokens of all modules take seconds."""
-    return tuple(_prose(tree(module), files()[module].read_text()))
+    return tuple(_prose(trees()[module], files()[module].read_text()))
 
 
 def _prose(parsed: ast.Module, text: str) -> Iterator[tuple[int, str, bool]]:
@@ -110,7 +110,7 @@ def names_defined_twice() -> dict[str, list[str]]:
     """Class name -> modules that define it, of each that several modules define."""
     found = defaultdict(list)
     for module in files():
-        for node in tree(module).body:
+        for node in trees()[module].body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(module)
     return {name: modules for name, modules in found.items() if len(modules) > 1}

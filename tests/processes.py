@@ -36,7 +36,7 @@ TOGETHER_S = 1.0  # from the end of one rank, with an error, to SIGTERM for the 
 PROCESSES: ForkServerContext = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.preloaded"])
 multiprocessing.util.get_temp_dir()  # the server's for good, before a test has a folder of its own for temporary files
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200"}  # of child processes
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}  # of child processes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from lmms_stream.errors import (
 )
 from lmms_stream.train.run.settings import TrainConfig
 
-from .arrows import files, tree
+from .arrows import files, trees
 
 KNOWN = ("torch_dtype", "attention", "image_min_pixels", "image_max_pixels", "loss_scale")
 
@@ -87,7 +87,7 @@ def test_handlers_of_built_in_exceptions_let_errors_of_this_package_through() ->
     for module, path in files().items():
         if not any(name in path.read_text() for name in CAUGHT):
             continue
-        for function in (node for node in ast.walk(tree(module)) if isinstance(node, ast.FunctionDef)):
+        for function in (node for node in ast.walk(trees()[module]) if isinstance(node, ast.FunctionDef)):
             is_manager = "contextmanager" in map(ast.unparse, function.decorator_list)
             given = {each.arg for each in [*function.args.args, *function.args.kwonlyargs]}
             for node in _statements(function.body):

@@ -77,7 +77,7 @@ ALLOWED: dict[str, set[str]] = {
         "train", "doors/lmms_engine/datasets",
     },
     "doors/lmms_engine": {
-        "errors", "types", "processors", "processors/media", "doors/huggingface", "doors/lmms_engine/datasets",
+        "errors", "types", "processes", "processors", "processors/media", "doors/huggingface", "doors/lmms_engine/datasets",
         "doors/lmms_engine/launch",
     },
     "doors/lmms_engine/datasets": {

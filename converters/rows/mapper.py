@@ -26,6 +26,7 @@ from .speakers import untagged
 from .vendors import usual_row
 
 ROWS_VERSION = 12  # raised when rows are stored differently
+COUNTS_VERSION = 11  # raised when rows give other numbers of samples, by which states name their place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,7 +112,7 @@ def shared() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("locked", ["rows.jsonl", "target", "work"])
+@pytest.mark.parametrize("locked", rounds(["rows.jsonl", "target"], ["rows.jsonl", "target", "work"]))
 def test_what_may_not_be_read_or_written_is_named_and_goes_on_once_it_may(
     locked: str, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import gzip
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +36,8 @@ from lmms_stream.processors.text import TextProcessor
 from lmms_stream.storage.storage import open_storage
 
 from ..conftest import run_cli, write_tokens
-from ..rounds import LONG, rounds
+from ..processes import start_module
+from ..rounds import LONG, in_long_rounds, rounds
 from .ends_after import EndsAfter
 from .held import (
     LIMIT_S,
@@ -79,11 +80,12 @@ ONCE: dict[str, Any] = {"num_workers": 1, "map": "holding.py:hold", "shard_bytes
 DROPPED = range(7, ROWS_PER_FILE * NUM_FILES, 11)
 KILLED = {
     "converts": Killed(num_workers=2),
-    "overwrites": Killed(first=("--overwrite",), before=NUM_OLD),
     "appends": Killed(options=("--append",), before=NUM_OLD),
-    "leaves rows out": Killed(options=("--drop", "bad.txt"), stdout=f"{len(DROPPED):,} rows that --drop names"),
     "reads a store": Killed(is_source_stored=True, num_workers=2),
 }
+if LONG:  # the table of storages below has conversions that overwrite, test_dropping.py what is left out
+    KILLED["overwrites"] = Killed(first=("--overwrite",), before=NUM_OLD)
+    KILLED["leaves rows out"] = Killed(options=("--drop", "bad.txt"), stdout=f"{len(DROPPED):,} rows that --drop names")
 
 
 @pytest.mark.parametrize("case", KILLED)
@@ -139,7 +141,8 @@ class Ended:
     """A command that ends in `run`, and whose second start is `again`, in the folder where `begin` left the old state.
 
     modules: those that open its storages; step: from a number of changes to the next; least: of changes that it makes.
-    processor: by which the dataset is read. is_same: its second start gives the bytes of one command.
+    processor: by which the dataset is read. is_same: its second start gives the bytes of one command. words: the
+    command's own, of the first start and of further ones.
     """
 
     modules: tuple[ModuleType, ...]
@@ -150,6 +153,7 @@ class Ended:
     step: int = 1
     processor: Processor | None = None
     is_same: bool = True
+    words: Callable[[Path, bool], Sequence[str | Path]] | None = None
 
     def read(self, folder: Path) -> list[str]:
         """All samples as texts; none where no dataset is."""
@@ -210,13 +214,14 @@ def concatenates(folder: Path, _: ChatProcessor, processor: TextProcessor) -> En
 
 def measures(folder: Path, processor: ChatProcessor, _: TextProcessor) -> Ended:
     rows = write_chats(folder / "rows.jsonl", range(40))
+    options = ("--tokenizer", processor.tokenizer.name, "--workers", "2", "--work", folder / "work")
     return Ended(
         modules=(measuring,),
         begin=lambda out: convert([rows], str(out), num_workers=1, shard_bytes=1 << 13),
         run=lambda out: index_dataset(str(out), processor, num_workers=1),
         again=lambda out, _: index_dataset(str(out), processor, num_workers=1),
-        least=2,
-    )
+        least=2, words=lambda out, _: ("index", out, *options),
+    )  # fmt: skip
 
 
 def merges(folder: Path, *_: object) -> Ended:
@@ -227,7 +232,10 @@ def merges(folder: Path, *_: object) -> Ended:
         for name in "ab":
             write_tokens(out / name, num_samples=30)
 
-    return Ended(modules=(merge,), begin=begin, run=run, again=lambda out, _: run(out, overwrite=True), least=2)
+    return Ended(
+        modules=(merge,), begin=begin, run=run, again=lambda out, _: run(out, overwrite=True), least=2,
+        words=lambda out, is_again: ("merge", out, out / "a", out / "b", *["--overwrite"] * is_again),
+    )  # fmt: skip
 
 
 def exports(folder: Path, *_: object) -> Ended:
@@ -236,7 +244,10 @@ def exports(folder: Path, *_: object) -> Ended:
     def run(out: Path) -> object:
         return export_dataset(str(folder / "tokens"), str(out), format="jsonl")
 
-    return Ended(modules=(export,), begin=Path.mkdir, run=run, again=lambda out, _: run(out), least=2)
+    return Ended(
+        modules=(export,), begin=Path.mkdir, run=run, again=lambda out, _: run(out), least=2,
+        words=lambda out, _: ("unload", folder / "tokens", out, "--format", "jsonl"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [overwrites, appends, concatenates, measures, merges, exports])
@@ -281,3 +292,31 @@ def test_a_command_that_ends_at_any_change_leaves_the_old_dataset_or_the_new_one
     assert num_changes > ended.least
     assert states[0] == old
     assert states == sorted(states, key=lambda state: state == new)
+
+
+@in_long_rounds
+@pytest.mark.parametrize("command", [measures, merges, exports])
+def test_a_command_that_is_killed_later_each_time_leaves_the_old_dataset_or_the_new_one(
+    command: Callable[..., Ended], tmp_path: Path, chat_processor: ChatProcessor, tokenizer: Path
+) -> None:
+    """With kill -9, in new folders and in the folder of earlier ones, until the command comes to its end."""
+    ended, once = command(tmp_path, chat_processor, TextProcessor.from_pretrained(str(tokenizer))), tmp_path / "once"
+    assert ended.words is not None
+    ended.begin(once)
+    old = ended.read(once)
+    ended.run(once)
+    new, moments = ended.read(once), random.Random(3)
+    for number in range(5):
+        out, is_finished, num_kills = tmp_path / f"out-{number}", False, 0
+        ended.begin(out)
+        while not is_finished:
+            words = [str(word) for word in ended.words(out, num_kills > 0)]
+            with start_module("lmms_stream", words, [{}]) as job:
+                time.sleep(moments.uniform(0, 0.1 * num_kills))
+                job.send_signal(signal.SIGKILL)
+                is_finished = job.wait(LIMIT_S) == 0
+            num_kills += 1
+            assert ended.read(out) in (old, new)
+        assert num_kills > 1
+        assert ended.read(out) == new
+        assert written(str(out)) == written(str(once))

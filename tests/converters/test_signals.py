@@ -25,20 +25,19 @@ def slow(row):  # after the first rows, by which the command finds the kind of r
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT][: rounds(2, 3)])
-def test_a_conversion_that_is_told_to_end_ends_its_processes_within_two_seconds(
+def test_a_conversion_that_is_told_to_end_ends_its_processes_in_the_middle_of_their_work(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "own.py").write_text(SLOW)
-    for name in "ab":  # a unit each, which takes minutes
+    for name in "ab":  # a unit each, which takes longer than LIMIT_S
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{name} {row}"}}\n' for row in range(1000)))
     words = "convert a.jsonl b.jsonl out --workers 2 --map own.py:slow"
     command = [sys.executable, "-m", "lmms_stream", *words.split(), "--work", str(tmp_path / "work")]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         below = _processes(process.pid)
         process.send_signal(number)
-        told_at = time.monotonic()
         _, said = process.communicate(timeout=LIMIT_S)
-        alive = running_after(below, max(0.0, told_at + 2 - time.monotonic()))
+        alive = running_after(below, LIMIT_S)
         for each in alive:
             each.kill()
     assert not alive

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from .pages import DOCS, ROOT, Page
+from ..arrows import trees
+from .pages import DOCS, Page
 
 MESSAGES = re.findall(r"^#### `(.+)`$", Page(DOCS / "troubleshooting.md").text, re.MULTILINE)
 
@@ -17,14 +18,13 @@ MESSAGES = re.findall(r"^#### `(.+)`$", Page(DOCS / "troubleshooting.md").text, 
 def texts() -> list[str]:
     """All texts of the code, with … where a value is put in."""
     found = []
-    for folder in (ROOT / "lmms_stream", ROOT / "converters"):
-        for path in folder.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-                    found.append("".join(parts))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
     return found
 
 

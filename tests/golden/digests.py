@@ -36,11 +36,6 @@ def array_digest(arrays: Iterable[Any]) -> str:
     return content.hexdigest()[:16]
 
 
-def value_digest(value: Any) -> str:
-    """Return 64 bits of SHA-256 of a JSON value; the order of keys does not count."""
-    return byte_digest(json.dumps(value, sort_keys=True).encode())
-
-
 def byte_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 

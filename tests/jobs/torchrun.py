@@ -40,10 +40,6 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process.pid).children() if "lmms_stream.train" in child.cmdline()]
-
-
 def kill(processes: list[psutil.Process]) -> None:
     """SIGKILL, and wait until they are gone."""
     for process in processes:

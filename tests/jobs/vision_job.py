@@ -57,6 +57,7 @@ def run(name: str, case: dict[str, Any], folders: dict[str, str], folder: Path) 
             each.processor.family.pieces = reversed_pieces  # type: ignore[union-attr]
     output = folder / f"{name}-{world.world_size}"
     settings = {"output_dir": str(output), "global_batch": 2, "max_steps": 1, "num_workers": 0, "max_grad_norm": 1e9}
+    settings["optim"] = "sgd"  # as in sharding_job
     args = TrainConfig(
         **{**settings, "timeout_s": TIMEOUT_S, "weights": dict.fromkeys(case["sources"], 1.0), **case.get("train", {})}
     )

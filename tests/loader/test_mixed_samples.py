@@ -26,6 +26,7 @@ from lmms_stream.tools.ledger.run import OpenedSources, open_stretches
 from lmms_stream.types import Batch, Processed, Sample, World
 
 from ..conftest import write_samples, write_tokens
+from ..rounds import LONG
 
 SIZES = {"small": 40, "middle": 300, "large": 1200}
 ORDER = OrderConfig(seed=5, num_canonical_nodes=4, shuffle_block_size=150)
@@ -160,7 +161,7 @@ def draws(batch: Batch) -> list[int]:
     return [int(each) for each in batch.token_inputs["drawn"][0, starts]]
 
 
-@pytest.mark.parametrize("processor", [Drawing(), TokensProcessor()])
+@pytest.mark.parametrize("processor", [Drawing(), *([TokensProcessor()] if LONG else [])])
 def test_repeats_in_an_epoch_have_draws_of_their_own_in_any_world(root: Path, processor: Any) -> None:
     dataset = mixed(datasets(root, processor=processor), weights={"small": 1, "large": 1})
     last = dataset.plan.num_packs(0) // 8

@@ -22,7 +22,7 @@ from ..processes import run_module
 from ..rounds import rounds
 from .busy import Busy, OneByOne, loader
 
-SOON_S = 4.0  # torch itself waits 5 s for each worker that is busy
+TORCH_WAITS = "torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL"  # seconds for each worker that is busy: 5
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with fewer cores
 
@@ -89,20 +89,23 @@ def test_the_error_that_names_a_shard_comes_before_the_loader_gives_up(tmp_path:
         next(iter(PackedLoader(dataset, global_batch=1, num_workers=1, timeout_s=3)))
 
 
-def test_a_loop_that_is_left_while_a_worker_is_busy_ends_soon(tmp_path: Path) -> None:
+def test_a_loop_that_is_left_while_a_worker_is_busy_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tokens(tmp_path, num_samples=50)
     before = {child.pid for child in multiprocessing.active_children()}
     batches = iter(loader(tmp_path, Busy(), timeout_s=60))
     next(batches)
     assert {child.pid for child in multiprocessing.active_children()} > before
     time.sleep(1)  # now the worker is at the tenth sample
-    started = time.monotonic()
+    monkeypatch.setattr(TORCH_WAITS, 900)
     batches.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - started < SOON_S
     assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
-def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_soon(tmp_path: Path) -> None:
+def test_a_loader_with_persistent_workers_that_is_deleted_does_not_wait_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tokens(tmp_path, num_samples=50)
     before = {child.pid for child in multiprocessing.active_children()}
     kept = loader(tmp_path, Busy(), timeout_s=60, persistent_workers=True)
@@ -111,19 +114,19 @@ def test_a_loader_with_persistent_workers_that_is_deleted_ends_them_soon(tmp_pat
     time.sleep(1)  # now the worker is at the tenth sample
     batches.close()  # type: ignore[attr-defined]
     assert {child.pid for child in multiprocessing.active_children()} > before  # it is kept for the next iteration
-    started = time.monotonic()
+    monkeypatch.setattr(TORCH_WAITS, 900)
     del kept, batches
-    assert time.monotonic() - started < SOON_S
     assert {child.pid for child in multiprocessing.active_children()} <= before
 
 
 SCRIPT = """
 import atexit, multiprocessing, os, sys, time
 from pathlib import Path
+import torch
 
 @atexit.register  # before all others, and so it is called after them: what follows is the interpreter's own end
 def say() -> None:
-    print(time.monotonic(), len(multiprocessing.active_children()), flush=True)
+    print(len(multiprocessing.active_children()), flush=True)
 
 from tests.loader.busy import Busy, loader
 
@@ -138,21 +141,18 @@ else:
 batches = iter(loader(Path(sys.argv[1]), Busy(), timeout_s=60, persistent_workers=how == "kept"))
 next(batches)
 time.sleep(1)
-print(time.monotonic(), flush=True)
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 900
 if how == "error":
     raise SystemExit("an error")
 """
 
 
-def test_a_process_whose_worker_is_busy_ends_soon(tmp_path: Path) -> None:
+def test_a_process_whose_worker_is_busy_does_not_wait_for_it(tmp_path: Path) -> None:
     write_tokens(tmp_path, num_samples=50)
     result = run_command(sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path), timeout_s=100)
     assert result.returncode == 0, result.stderr
     assert result.stderr.strip() == "an error"
-    figures = [float(word) for word in result.stdout.split()]
-    for (began, ended, num_workers, status), expected in zip((figures[:4], figures[4:]), (0, 1), strict=True):
-        assert ended - began < SOON_S
-        assert (num_workers, status) == (0, expected)
+    assert result.stdout.split() == ["0", "0", "0", "1"]  # workers at the end, and the status
 
 
 def test_the_start_method_of_the_program_is_left_open(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ MARKS = [
 SHARDS = r"/shard\.\d{5}\.mds$"
 SHARD = "shard.00002.mds"  # the one that has the fault
 ONLY_SHARD = r"/shard\.00002\.mds$"
-SLACK_S = 90.0  # what busy cores may add to a time limit
 IN_PROCESS_AND_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
@@ -94,13 +93,6 @@ def read_until_error(loader: PackedLoader, error: type[LmmsStreamError]) -> tupl
     with pytest.raises(error) as caught:
         delivered.extend(deliver(loader))
     return delivered, str(caught.value)
-
-
-@contextmanager
-def within(limit_s: float) -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    assert time.monotonic() - started < limit_s
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from lmms_stream.storage.storage import open_storage
 from lmms_stream.tools.demo.corpus import Corpus
 
 from ..conftest import write_tokens
+from ..rounds import rounds
 from ..storage.test_foreign_files import uploaded, written
 
 VALUES = list(range(24))  # of a shard each
@@ -52,8 +54,10 @@ def moved(folder: Path, where: str, s3_folder: str) -> tuple[str, Any]:
     return remote, delete
 
 
-@pytest.mark.parametrize("where", ["store", "folder"])
-@pytest.mark.parametrize("keep_zip", [None, False, True])
+@pytest.mark.parametrize(
+    ("keep_zip", "where"),
+    [*product((None, False, True), ["folder"]), (None, "store"), *rounds([], [(False, "store"), (True, "store")])],
+)
 def test_what_was_read_once_is_read_without_its_source_by_us_and_by_mosaicml(
     where: str, keep_zip: bool | None, s3_folder: str, tmp_path: Path
 ) -> None:

@@ -207,4 +207,4 @@ def check_ledger(random: Random, ledger: StepLookup, log: Sequence[Packs]) -> No
 
 
 def test_the_events_of_random_lives_are_those_of_a_loop_that_looks_for_them_after_every_pack() -> None:
-    assert sum(map(check_life, range(rounds(25, 2000)))) > rounds(20, 1500)
+    assert sum(map(check_life, range(rounds(12, 2000)))) > rounds(8, 1500)

@@ -167,10 +167,6 @@ def _of_llava(name: str, array: Any) -> Any:
     return tiles[tiles.reshape(len(tiles), -1).any(axis=1)]
 
 
-def _has_two_frames(sample: dict[str, Any]) -> bool:
-    return '"frames": 1,' not in sample["messages"]
-
-
 def _save_idefics3(folder: Path, tokenizer: Qwen2TokenizerFast, template: str) -> ProcessorMixin:
     images = by_pillow("Idefics3ImageProcessor")(size={"longest_edge": 112}, max_image_size={"longest_edge": 28})
     return Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)

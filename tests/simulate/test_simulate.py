@@ -147,7 +147,7 @@ def test_a_link_that_is_fast_enough_makes_no_step_wait_and_half_of_it_does(folde
     needed = simulate(dataset, Cluster(num_nodes=2, gpus_per_node=2), global_batch=8).needed_bandwidth
 
     def wait_share(bandwidth: float) -> float:
-        cluster = Cluster(num_nodes=2, gpus_per_node=2, bandwidth=int(bandwidth), latency_s=0)
+        cluster = Cluster(num_nodes=2, gpus_per_node=2, bandwidth=int(bandwidth), latency_s=0.0)
         return simulate(dataset, cluster, global_batch=8).wait_share
 
     assert wait_share(1.05 * needed) <= 0.01 < wait_share(needed / 2)

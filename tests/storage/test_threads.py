@@ -71,13 +71,12 @@ retry.start_thread(use, name="test").join()
 there, waited_s = fork()
 assert there and waited_s >= 0.2
 
-retry.LONGEST_WAIT_S = 30
+retry.LONGEST_WAIT_S = 600  # longer than a script may take
 at_work, done = threading.Event(), threading.Event()
 retry.start_thread(lambda: (ids.append(threading.get_native_id()), at_work.set(), done.wait()), name="test")
 at_work.wait()
 time.sleep(2)  # the first has ended
-there, waited_s = fork()
-assert there and waited_s < 20
+assert fork()[0]
 done.set()
 """
     run_script(script, end_s=2)

@@ -261,6 +261,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_the_file(
     damage(storage, f"step-00000001/{name}")
     with pytest.raises(CheckpointError, match=rf"no checkpoint is complete.*step-00000001/{name} {says}"):
         resume(location, tmp_path)
+    assert not [*tmp_path.rglob("rank-0/*")]  # files of damaged checkpoints of a store
     save_steps(location, tmp_path, 1, 2)  # both are replaced
     found = resume(location, tmp_path)
     assert found is not None

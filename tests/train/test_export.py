@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from ..conftest import run_cli, write_tokens
 from ..processors.tiny_vlm import save_processor, tiny_config
 from ..proxy import FaultProxy
+from ..rounds import in_long_rounds
 from .runs import MODEL, VOCABULARY, trainer_of, write_small_run
 
 
@@ -100,7 +101,7 @@ EXPERTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shard_size", ["5GB", "40KB"])
+@pytest.mark.parametrize("shard_size", ["40KB", pytest.param("5GB", marks=in_long_rounds)])
 @pytest.mark.parametrize(
     "model",
     [

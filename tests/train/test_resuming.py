@@ -16,7 +16,7 @@ from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
 
 from ..conftest import write_samples, write_tokens
-from ..rounds import in_long_rounds
+from ..rounds import rounds
 from .runs import trainer_of, write_small_run
 from .test_checkpoint import ours
 
@@ -56,26 +56,20 @@ def test_a_build_ahead_of_train_changes_nothing_of_another_run_in_the_output_dir
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (
-            "optim=adamw",
-            "optim=muon",
-            r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, exp_avg_sq, step, now momentum_buffer, "
-            r"for example of model\.layers\.",
-        ),
-        pytest.param(
-            "optim=adamw",
-            "optim=sgd",
-            r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)",
-            marks=in_long_rounds,
-        ),
-        ("optim=sgd", "optim=adamw", r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)"),
-        (
-            "optim_args.amsgrad=true",
-            "optim=adamw",
-            r"AdamW, .* AdamW \(its state was .*max_exp_avg_sq, step, now ",
+        ("optim_args.amsgrad=true", "optim=adamw", r"AdamW, .* AdamW \(its state was .*max_exp_avg_sq, step, now "),
+        *rounds(
+            [],
+            [
+                ("optim=adamw", "optim=muon", r"the state of AdamW, .*optimizer is Muon \(its state was exp_avg, "
+                 r"exp_avg_sq, step, now momentum_buffer, for example of model\.layers\."),
+                ("optim=adamw", "optim=sgd",
+                 r"AdamW, .* is SGD \(its state was exp_avg, exp_avg_sq, step, now no state\)"),
+                ("optim=sgd", "optim=adamw",
+                 r"SGD, .* is AdamW \(its state was no state, now exp_avg, exp_avg_sq, step\)"),
+            ],
         ),
     ],
-)
+)  # fmt: skip
 def test_another_optimizer_is_an_error_with_a_remedy_that_begins_it_without_state(
     run: Path, before: str, after: str, message: str
 ) -> None:

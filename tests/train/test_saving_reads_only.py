@@ -16,6 +16,7 @@ from lmms_stream.train.run.optimizers import Muon
 from torch.distributed.fsdp import fully_shard
 
 from ..conftest import write_tokens
+from ..rounds import rounds
 from .runs import trainer_of, write_small_run
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -104,7 +105,7 @@ def test_saving_changes_no_bit_and_what_is_resumed_is_what_was_saved(
     assert other.bits[:2] == parts.bits[:2]
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("optim", rounds(["adamw"], ["adamw", "muon", "sgd"]))
 def test_a_run_that_saves_before_its_first_update_learns_as_one_that_does_not(tmp_path: Path, optim: str) -> None:
     write_tokens(tmp_path / "data", num_samples=60)
     config = write_small_run(

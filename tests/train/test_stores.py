@@ -32,6 +32,7 @@ from lmms_stream.train.report.train_log import read_log
 from ..conftest import run_cli, write_tokens
 from ..converters.test_convert_runs import written
 from ..mds.reading import MARKS, upload
+from ..rounds import rounds
 from .runs import trainer_of, write_small_run
 
 pytestmark = MARKS
@@ -92,7 +93,7 @@ def test_datasets_are_measured_merged_and_verified_where_they_lie(any_store_fold
     assert shard in verify_dataset(any_store_folder, num_workers=1).problems[0].where
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", rounds([2], [0, 2]))
 def test_a_stream_through_a_bounded_cache_is_resumed_in_the_middle(
     num_workers: int, any_store_folder: str, tmp_path: Path
 ) -> None:

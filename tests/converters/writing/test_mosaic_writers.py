@@ -27,6 +27,8 @@ from streaming.base.format.base.writer import Writer as MosaicWriter
 from streaming.base.storage.upload import CloudUploader
 from torch.utils.data import DataLoader
 
+from ...rounds import in_long_rounds
+
 FILES = json.loads(Path(__file__).with_name("mosaic_files.json").read_text())
 OF_MDS = {
     "text": "str", "data": "bytes", "count": "int", "small": "uint8", "ratio": "float32", "about": "json",
@@ -320,7 +322,7 @@ def test_truth_values_are_whole_numbers_in_columns_of_text(tmp_path: Path) -> No
         assert lmms_stream.LocalDataset(tmp_path / kind.__name__)[0] == {"text": "red", "count": 1, "ratio": 1.5}
 
 
-@pytest.mark.parametrize("kind", ["MDSWriter", "JSONWriter"])
+@pytest.mark.parametrize("kind", ["MDSWriter", pytest.param("JSONWriter", marks=in_long_rounds)])
 def test_indexes_of_parts_are_merged(kind: str, s3_folder: str, tmp_path: Path) -> None:
     def parts(place: str) -> list[str]:
         for part in range(3):

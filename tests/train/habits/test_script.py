@@ -28,6 +28,7 @@ from trl import SFTTrainer
 
 from ...conftest import last_words
 from ...jobs.launcher import run_job
+from ...rounds import in_long_rounds
 from . import rows
 from .script_job import right
 
@@ -107,8 +108,10 @@ def plain_trainer(model_folder: Path, dataset: Dataset, folder: Path, callback: 
 @pytest.mark.filterwarnings("ignore")  # transformers'
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(rows.chats, {"assistant_only_loss": True, "max_length": 64}), (rows.prompts, {"max_length": 40})],
-    ids=["chats", "prompts"],
+    [
+        pytest.param(rows.chats, {"assistant_only_loss": True, "max_length": 64}, id="chats"),
+        pytest.param(rows.prompts, {"max_length": 40}, id="prompts", marks=in_long_rounds),
+    ],
 )
 def test_loss_and_gradients_are_those_of_transformers_without_packing(
     make: Callable[[int], Dataset], options: dict[str, Any], model_folder: Path, tmp_path: Path

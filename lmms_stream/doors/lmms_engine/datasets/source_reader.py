@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ....converters.rows.mapper import ROWS_VERSION, Mapper
+from ....converters.rows.mapper import COUNTS_VERSION, Mapper
 from ....converters.sources.units import CUT_VERSION, NoRowsError, Unit
 from ....errors import CursorError, DataError, ObjectMissingError
 from ....plan.lanes import allowed_readers, check_lanes
@@ -404,7 +404,7 @@ def fingerprint_of(reading: SourceRowSettings) -> str:
         "processor": processor_fingerprint(reading.processor),
         "packing": [asdict(reading.packing), reading.overlong, reading.max_length],
         "order": reading.seed,
-        "rows": [ROWS_VERSION, reading.rows.identity],
+        "rows": [COUNTS_VERSION, reading.rows.identity],
         "units": units,
     }
     if reading.loader is not None:
