@@ -8,7 +8,7 @@ proves places only if its text without notes and marks equals the plain text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -76,64 +76,98 @@ def _call(function: str, *names: str) -> nodes.Output:
     return nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
 
 
-def unused_mark(text: str) -> str:
-    """Return a character of a private area of Unicode, missing in the text."""
-    return next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in text)
+class JoinedText(str):
+    """The texts of a message's parts as one text. parts: of the message."""
+
+    __slots__ = ("parts",)
+    parts: list[dict[str, Any]]
+
+    @staticmethod
+    def of(parts: Sequence[dict[str, Any]]) -> JoinedText:
+        joined = JoinedText("".join(part["text"] for part in parts))
+        joined.parts = [*parts]
+        return joined
 
 
-def with_marks(messages: Sequence[Any], mark: str) -> list[Any]:
-    """Return messages with marks around their texts: contents, thoughts, and texts in arguments of calls."""
-    return [
-        _marked_message(message, f"{mark}.{index}{mark}") if isinstance(message, Mapping) else message
-        for index, message in enumerate(messages)
-    ]
+def with_texts(
+    message: Mapping[str, Any], of_text: Callable[[str, str], str], of_function: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """Return a message with other texts. of_text: kind ("content" or "reasoning") and text between tags -> text.
+    of_function: function of a call -> function.
+    """
 
+    def changed(text: str, kind: str = "") -> str:
+        return "".join(of_text(kind or own, piece) if own else piece for own, piece in pieces_of_text(text))
 
-def _marked_message(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    marked = dict(message)
-    content = message.get("content")
-    if isinstance(content, str):
-        marked["content"] = _marked(content, mark)
-    elif isinstance(content, list):
-        marked["content"] = [
-            {**part, "text": _marked(part["text"], mark)} if part.get("type") == "text" else part for part in content
+    made, content = dict(message), message.get("content")
+    if isinstance(content, list | JoinedText):
+        parts = [
+            {**part, "text": changed(part["text"])} if part.get("type") == "text" else part
+            for part in getattr(content, "parts", content)
         ]
+        made["content"] = JoinedText.of(parts) if isinstance(content, JoinedText) else parts
+    elif isinstance(content, str):
+        made["content"] = changed(content)
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
-            marked[key] = _marked(message[key], mark)
+            made[key] = changed(message[key], "reasoning")
     if isinstance(message.get("tool_calls"), list):
-        marked["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
+        made["tool_calls"] = [with_function(call, of_function) for call in message["tool_calls"]]
     if isinstance(message.get("function_call"), dict):
-        marked["function_call"] = _marked_call(message["function_call"], mark)
-    return marked
+        made["function_call"] = of_function(message["function_call"])
+    return made
 
 
-def _marked_call(call: Any, mark: str) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _marked_call(call["function"], mark)}
-    return call | {key: _marked_leaves(call[key], mark) for key in ("arguments", "parameters") if key in call}
+def with_function(value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Change the function of a tool or a call, or the value itself without a function."""
+    if not isinstance(value, dict):
+        return value
+    function = value.get("function")
+    return {**value, "function": change(function)} if isinstance(function, dict) else change(value)
 
 
-def _marked_leaves(value: Any, mark: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _marked_leaves(each, mark) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_marked_leaves(each, mark) for each in value]
-    return _marked(value, mark) if isinstance(value, str) else value
+def pieces_of_text(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space around texts.
+
+    >>> list(pieces_of_text("<think>\\nso</think>yes"))
+    [('', '<think>'), ('', '\\n'), ('reasoning', 'so'), ('', '</think>'), ('content', 'yes')]
+    """
+    parts = _THOUGHT_TAG.split(text)
+    for number, part in enumerate(parts):
+        start, stop = _LEADING.match(part).end(), len(part.rstrip())  # type: ignore[union-attr]
+        while stop > start and part[stop - 1] == ">":
+            at = max(part.rfind("<", 0, stop), 0)
+            if not _TAG.fullmatch(part, at, stop):
+                break
+            stop = len(part[:at].rstrip())
+        if number % 2 or start >= stop:
+            yield "", part
+            continue
+        is_thought = parts[number - 1 : number] == ["<think>"] or parts[number + 1 : number + 2] == ["</think>"]
+        yield from (("", part[:start]), ("reasoning" if is_thought else "content", part[start:stop]), ("", part[stop:]))
 
 
-def _marked(text: str, mark: str) -> str:
-    """Return a text with marks around each part between tags of thoughts; tags and outer space stay outside."""
-    return "".join(_surrounded(part, mark) for part in _THOUGHT_TAG.split(text))
+def marked_message(message: Any, mark: str) -> Any:
+    """Return a message with marks around its texts: contents, thoughts, and texts in arguments of calls."""
 
+    def leaves(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: leaves(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [*map(leaves, value)]
+        if not isinstance(value, str):
+            return value
+        return "".join(f"{mark}{piece}{mark}" if kind else piece for kind, piece in pieces_of_text(value))
 
-def _surrounded(text: str, mark: str) -> str:
-    start, stop = _LEADING.match(text).end(), len(text.rstrip())  # type: ignore[union-attr]
-    while stop > start and text[stop - 1] == ">" and _TAG.fullmatch(text, at := max(text.rfind("<", 0, stop), 0), stop):
-        stop = len(text[:at].rstrip())
-    return f"{text[:start]}{mark}{text[start:stop]}{mark}{text[stop:]}" if start < stop else text
+    if not isinstance(message, Mapping):
+        return message
+    return with_texts(
+        message,
+        lambda _, text: f"{mark}{text}{mark}",
+        lambda function: (
+            function | {key: leaves(function[key]) for key in ("arguments", "parameters") if key in function}
+        ),
+    )
 
 
 @dataclass(slots=True)
@@ -384,7 +418,7 @@ def is_shown(message: Mapping[str, Any], text: str, piece: MessageText) -> bool:
     """Return whether anything of an answer is shown, or it is empty."""
     if piece.marks:
         return True
-    if _marked_message(message, "-") != message:
+    if marked_message(message, "-") != message:
         return False
     names = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
     return not names or any(str(name) in text[slice(*run)] for name in names for run in piece.runs)

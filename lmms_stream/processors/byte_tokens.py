@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 Span = tuple[int, int]
 
+
 @dataclass(frozen=True, slots=True)
 class ByteTokens:
     """Byte lengths of tokens. num_bytes: of each token, int64[num_ids]. composed: the tokenizer normalizes texts to
@@ -67,7 +68,9 @@ class ByteTokens:
         stops = self.num_bytes.take(ids).cumsum()
         if not len(ids) or stops[-1] != len(data or text):
             return None
-        bounds = spans if is_ascii else [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in spans]
+        bounds = (
+            spans if is_ascii else [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in spans]
+        )
         firsts = stops.searchsorted([start for start, _ in bounds], "right").tolist()
         lasts = stops.searchsorted([stop - 1 for _, stop in bounds], "right").tolist()
 

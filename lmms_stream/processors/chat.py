@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import DataError
 from ..types import Processed, Sample
+from .answers import JoinedText
 from .base import Tokens, labels_of, measured_tokens, or_error, through
-from .chat_template import JoinedText
 from .conversation import Chat, Conversations, Rendered
 from .conversation import Learn as Learn
 from .tokenizers import FastTokenizer, load_tokenizer

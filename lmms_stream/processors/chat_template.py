@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
 from .answers import REASONING_KEYS as REASONING_KEYS
-from .answers import MessageText, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
+from .answers import MessageText, add_notes, functions_of_notes, marked_message, pieces_of
 from .base import or_error
 from .byte_tokens import Span
 from .tokenizers import FastTokenizer
@@ -112,8 +112,8 @@ class ChatTemplate:
         self, written: Written, tools: Sequence[Any] | None = None, *, prompt: bool = False
     ) -> list[MessageText] | None:
         """Return the text of each message in a result of `render`; None if the template does not prove the places."""
-        mark = unused_mark(written.text)
-        messages = with_marks(written.messages, mark)
+        mark = next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in written.text)  # of a private area
+        messages = [marked_message(each, f"{mark}.{index}{mark}") for index, each in enumerate(written.messages)]
         functions = functions_of_notes(messages, mark)
         traced = or_error(self._written, self._traced, messages, tools, prompt=prompt, functions=functions)
         if isinstance(traced, DataError):
@@ -161,19 +161,6 @@ class ChatTemplate:
                 "found: write the marked text inside the block directly"
             )
         return Written(text, spans, messages)
-
-
-class JoinedText(str):
-    """The texts of a message's parts as one text. parts: of the message."""
-
-    __slots__ = ("parts",)
-    parts: list[dict[str, Any]]
-
-    @staticmethod
-    def of(parts: Sequence[dict[str, Any]]) -> JoinedText:
-        joined = JoinedText("".join(part["text"] for part in parts))
-        joined.parts = [*parts]
-        return joined
 
 
 def with_reasoning(messages: Messages) -> Messages:

@@ -11,10 +11,10 @@ from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
-from .answers import Finder, Thoughts
+from .answers import Finder, JoinedText, Thoughts
 from .base import Tokens, learnt_of, or_error, spans_of
 from .byte_tokens import Span
-from .chat_template import TODAY, ChatTemplate, JoinedText, Messages, Render, Stops, Written
+from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Written
 from .not_shown import (
     EMPTY,
     ENDS,

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .answers import REASONING_KEYS, JoinedText, pieces_of_text, with_function, with_texts
 from .base import Processor
-from .chat_template import REASONING_KEYS, JoinedText
 
 DROPPED = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content")  # kinds of content
 ENDS = "ends"  # of answers, which are not trained on
@@ -36,9 +36,6 @@ _CALLING = ("tools", "tool_calls", UNSHOWN)
 _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", "function": "tool_results"}
 _VARYING_KEYS = {"name", "id", "tool_call_id", *REASONING_KEYS}  # their values are not part of a shape
 _SHORT_WORD = re.compile(r"[A-Za-z_-]{1,16}")
-_THOUGHT_TAG = re.compile("(</?think>)")
-_TAG = r"</?[\w|]{1,32}>"
-_LEADING_TAG, _CLOSING_TAG = re.compile(rf"\s*(?:{_TAG})?"), re.compile(rf"{_TAG}\s*")
 MOST_SHAPES = 4096  # of conversations, kept with a result each
 Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
 
@@ -239,49 +236,22 @@ class _Marking:
         self._message: int | None = -1  # index of the message, None for tools
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        marked = dict(message)
         self._message = -1 if self._message is None else self._message + 1
-        kind = _OF_ROLES.get(message["role"], "content")
-        content = message.get("content")
-        if isinstance(content, JoinedText):
-            parts = [{**part, "text": self._content(part["text"], kind, message["role"])} for part in content.parts]
-            marked["content"] = JoinedText.of(parts)
-        elif isinstance(content, str):
-            marked["content"] = self._content(content, kind, message["role"])
-        elif isinstance(content, list):
-            marked["content"] = [
-                {**part, "text": self._content(part["text"], kind, message["role"])} if part["type"] == "text" else part
-                for part in content
-            ]
-        marks: dict[str, str] = {}
-        for key, text in _reasoning(message):
-            if text not in marks:
-                marks[text] = self._mark("reasoning", text)
-            marked[key] = marks[text]
-        if isinstance(message.get("tool_calls"), list):
-            marked["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
-        if isinstance(message.get("function_call"), dict):
-            marked["function_call"] = self._function(message["function_call"])
-        return marked
+        of_role = _OF_ROLES.get(message["role"], "content")
+        thoughts: dict[str, str] = {}
+
+        def marked(kind: str, text: str) -> str:
+            if kind == "reasoning" and message["role"] == "assistant":
+                return thoughts.get(text) or thoughts.setdefault(text, self._mark(kind, text))
+            return self._mark(of_role, text)
+
+        return with_texts(message, marked, self._function)
 
     def tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
         self._message = None
         if tools is None:
             return None
-        return [self._called(tool, self._tool) for tool in tools]
-
-    def _content(self, text: str, kind: str, role: str) -> str:
-        return "".join(self._mark(of, piece) if of else piece for of, piece in _pieces(text, kind, role))
-
-    def _call(self, call: Any) -> Any:
-        return self._called(call, self._function)
-
-    def _called(self, value: Any, mark: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-        """Mark the function of a tool or a call, or the value itself without a function."""
-        if not isinstance(value, dict):
-            return value
-        function = value.get("function")
-        return {**value, "function": mark(function)} if isinstance(function, dict) else mark(value)
+        return [with_function(tool, self._tool) for tool in tools]
 
     def _tool(self, function: dict[str, Any]) -> dict[str, Any]:
         """Mark the name, the description and the names of parameters of a tool."""
@@ -322,36 +292,6 @@ def _forms(text: str) -> list[str]:
     text = text.strip()
     in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
     return [form.casefold() for form in (text, *in_json)]
-
-
-def _pieces(text: str, kind: str, role: str) -> Iterator[tuple[str, str]]:
-    """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space next to <think>.
-
-    >>> list(_pieces("<think>\\n</think>yes", "content", "assistant"))
-    [('', '<think>'), ('', '\\n'), ('', '</think>'), ('content', 'yes')]
-    >>> list(_pieces("<tool_response>3</tool_response>", "content", "user"))
-    [('', '<tool_response>'), ('content', '3'), ('', '</tool_response>')]
-    """
-    parts = _THOUGHT_TAG.split(text) if role == "assistant" else [text]
-    keeps_space = len(parts) > 1
-    for number, part in enumerate(parts):
-        if number % 2 or not part.strip():
-            pieces = [("", part)]
-        else:
-            is_thought = parts[number - 1 : number] == ["<think>"] or parts[number + 1 : number + 2] == ["</think>"]
-            start, stop = _between_tags(part, keeps_space=keeps_space)
-            pieces = [("", part[:start]), ("reasoning" if is_thought else kind, part[start:stop]), ("", part[stop:])]
-        yield from (piece for piece in pieces if piece != ("", ""))
-
-
-def _between_tags(text: str, *, keeps_space: bool) -> tuple[int, int]:
-    """Return the end of a leading tag of a text, and the start of a closing tag: the text between them is marked."""
-    first = _LEADING_TAG.match(text)
-    start = first.end() if first and (keeps_space or not first.group().isspace()) else 0
-    stop = text.rfind("<", start)
-    if stop < 0 or not _CLOSING_TAG.fullmatch(text, stop):
-        stop = max(start, len(text.rstrip())) if keeps_space else len(text)
-    return start, stop
 
 
 def _reasoning(message: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -396,13 +336,11 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
     role, content = message["role"], message.get("content")
     shape: Hashable = "null" if "content" in message else "missing"
     if isinstance(content, JoinedText):
-        shape = "joined", tuple(_text_shape(part["text"], role, source) for part in content.parts)
+        shape = "joined", tuple(_text_shape(part["text"], source) for part in content.parts)
     elif isinstance(content, str):
-        shape = _text_shape(content, role, source)
+        shape = _text_shape(content, source)
     elif isinstance(content, list):
-        shape = tuple(
-            (part["type"], part["type"] == "text" and _text_shape(part["text"], role, source)) for part in content
-        )
+        shape = tuple((part["type"], part["type"] == "text" and _text_shape(part["text"], source)) for part in content)
     if len(message) == 2 and "content" in message:
         return role, shape
     others = tuple(
@@ -413,12 +351,12 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
     return role, shape, others, tuple(map(thoughts.index, thoughts))
 
 
-def _text_shape(text: str, role: str, source: str) -> Hashable:
+def _text_shape(text: str, source: str) -> Hashable:
     """Return the shape of a text, without tags (e.g. of HTML) whose beginning is not in the source."""
     if "<" not in text:
         return bool(text.strip())
     tests_any = "'<'" in source or '"<"' in source
-    pieces = _pieces(text, "content", role)
+    pieces = pieces_of_text(text)
     shape = tuple(kind or piece for kind, piece in pieces if kind or tests_any or piece.strip()[:4] in source)
     return shape if shape != ("content",) else True
 

@@ -67,7 +67,11 @@ def result(text: str, number: int = 5) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call1234{number}", "name": "get_weather", "content": text}
 
 
-_PLACE = {"type": "object", "properties": {"place": {"type": "string", "description": "a place"}}, "required": ["place"]}
+_PLACE = {
+    "type": "object",
+    "properties": {"place": {"type": "string", "description": "a place"}},
+    "required": ["place"],
+}
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": _PLACE}},
 ]

@@ -45,7 +45,10 @@ def chats_of(name: str) -> list[makers.Conversation]:
         makers.user("Who wrote Emma?"), makers.answer("Jane Austen wrote it, in 1815."),
         makers.user("And Ulysses?"), makers.answer("James Joyce: 1922 🙂."),
     ]  # fmt: skip
-    plain: list[makers.Conversation] = [(turns, None), ([makers.user("Sag Grüß Gott"), makers.answer("Grüß Gott!")], None)]
+    plain: list[makers.Conversation] = [
+        (turns, None),
+        ([makers.user("Sag Grüß Gott"), makers.answer("Grüß Gott!")], None),
+    ]
     return [*plain, *([makers.CONVERSATIONS["call"]] if name in WITH_TOOLS else [])]
 
 
@@ -70,7 +73,9 @@ def test_a_model_that_learnt_conversations_by_heart_answers_them(name: str, tmp_
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps({"messages": messages, **({"tools": tools} if tools else {})}) + "\n"
                             for messages, tools in chats * 8))  # fmt: skip
-    done = run_module("lmms_stream", "convert", str(file), str(tmp_path / "data"), "--tokenizer", str(folder), timeout_s=200)
+    done = run_module(
+        "lmms_stream", "convert", str(file), str(tmp_path / "data"), "--tokenizer", str(folder), timeout_s=200
+    )
     assert done.returncode == 0, done.stderr
     settings = {
         "dataset": {"remote": str(tmp_path / "data"), "processor": {"tokenizer": str(folder)}, "packing_length": 512},
@@ -91,5 +96,8 @@ def test_a_model_that_learnt_conversations_by_heart_answers_them(name: str, tmp_
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
                 said = reply(model, tokenizer, messages[:index], tools)
-                words = [message["content"], *(each["function"]["arguments"]["place"] for each in message.get("tool_calls", ()))]
+                words = [
+                    message["content"],
+                    *(each["function"]["arguments"]["place"] for each in message.get("tool_calls", ())),
+                ]
                 assert all(word in said for word in words), (said, message)

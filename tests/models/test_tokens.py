@@ -54,7 +54,9 @@ def test_the_files_alone_make_the_tokenizer_of_transformers(name: str) -> None:
 def test_a_conversation_has_the_ids_of_transformers(name: str) -> None:
     from transformers import AutoTokenizer
 
-    source = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    source = (
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
     loaded = makers.tokenizer(name)
     source = {"gptoss": makers.templates()["gptoss"]}.get(name) or loaded.chat_templates.get("default", source)
     theirs: Any = AutoTokenizer.from_pretrained(makers.files_of(name))
