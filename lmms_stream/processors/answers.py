@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from .base import or_error
 from .byte_tokens import Span
 
@@ -230,25 +230,23 @@ class Thoughts:
         """End of the generation prompt that the template does not write before a plain answer; "" if there is no
         difference.
         """
-        try:
-            before, upto = self._render(_PLAIN[:1], prompt=True).text, self._render(_PLAIN).text
-        except (ConfigError, DataError):
+        upto: Any = or_error(self._render, _PLAIN)
+        if self._thought is None or isinstance(upto, DataError):
             return ""
-        found = _OPENING.search(before)
-        if found is None or upto.startswith(before) or not upto.startswith(before[: found.start()]):
-            return ""
-        return found[0] if self._is_of_thoughts(f"<{found[1]}>", before) else ""
+        before = self._thought.string
+        is_cut = not upto.text.startswith(before) and upto.text.startswith(before[: self._thought.start()])
+        return self._thought[0] if is_cut else ""
 
     @cached_property
-    def _begins_thought(self) -> bool:
-        """Whether the generation prompt ends in the tag of a thought."""
+    def _thought(self) -> re.Match[str] | None:
+        """The tag of a thought at the end of the generation prompt."""
         prompt: Any = or_error(self._render, _PLAIN[:1], prompt=True)
         found = None if isinstance(prompt, DataError) else _OPENING.search(prompt.text)
-        return found is not None and self._is_of_thoughts(f"<{found[1]}>", prompt.text)
+        return found if found and self._is_of_thoughts(f"<{found[1]}>", found.string) else None
 
     def head_of(self, prompt: str) -> str:
         """Return a generation prompt without the thought at its end."""
-        found = _EMPTY.search(prompt) or (_OPENING.search(prompt) if self._begins_thought else None)
+        found = _EMPTY.search(prompt) or (_OPENING.search(prompt) if self._thought else None)
         return prompt if found is None else prompt[: found.start()]
 
     def _is_of_thoughts(self, tag: str, prompt: str) -> bool:
@@ -323,14 +321,14 @@ def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tu
 # Answers in a whole conversation, and probes for their first characters.
 
 _QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
-_CALL = {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": "zqx"}}}
-_PROBES: dict[str, list[dict[str, Any]]] = {
+CALL = {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": "zqx"}}}
+PROBES: dict[str, list[dict[str, Any]]] = {
     "user": [_QUESTION],
     "assistant": [_QUESTION, {"role": "assistant", "content": "zqanswerkx"}],
     "system": [{"role": "system", "content": "zqsystemkx"}],
     "tool": [
         _QUESTION,
-        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
     ],
 }  # by the role of the last message
@@ -382,13 +380,13 @@ class Finder:
     @cached_property
     def _prompts(self) -> dict[str, str]:
         """Role of the last message -> the generation prompt after it."""
-        found = {role: self._prompt_after(messages) for role, messages in _PROBES.items()}
+        found = {role: self._prompt_after(messages) for role, messages in PROBES.items()}
         return {role: prompt for role, prompt in found.items() if prompt is not None}
 
     @cached_property
     def _ends(self) -> dict[str, str]:
         """Role of the next message -> the end of an answer, written by the next message."""
-        return {role: self._end_before(_PROBES[role][-1], _PROBES[last][:2]) for role, last in _ANSWERED.items()}
+        return {role: self._end_before(PROBES[role][-1], PROBES[last][:2]) for role, last in _ANSWERED.items()}
 
     def _end_before(self, message: Mapping[str, Any], answered: Sequence[Any]) -> str:
         whole, followed = self._probed(answered), self._probed([*answered, message], 1)

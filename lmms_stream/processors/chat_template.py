@@ -21,8 +21,18 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
+from .answers import (
+    CALL,
+    PROBES,
+    Finder,
+    MessageText,
+    Thoughts,
+    add_notes,
+    functions_of_notes,
+    marked_message,
+    pieces_of,
+)
 from .answers import REASONING_KEYS as REASONING_KEYS
-from .answers import MessageText, add_notes, functions_of_notes, marked_message, pieces_of
 from .base import or_error
 from .byte_tokens import Span
 from .tokenizers import FastTokenizer
@@ -44,12 +54,20 @@ Render = Callable[[Messages], Written]
 
 class ChatTemplate:
     """Renderer of conversations. source: the template, as Jinja. variables: its other variables, the special tokens.
+    by: calls its first argument with messages, or with equivalent messages.
 
     has_marks: the source has {% generation %}. tests_null: the source tests whether a content is null. Raises
     ConfigError for an invalid template.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]):
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        *,
+        by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
+    ):
+        self._by = by
         self._environment = _environment()
         try:
             self._template = self._environment.from_string(source)
@@ -60,22 +78,14 @@ class ChatTemplate:
         self.has_marks = "generation" in {token for _, _, token in self._environment.lex(source)}
         self._variables = {**self._template.globals, **variables}
 
-    def render(
-        self,
-        messages: Messages,
-        tools: Sequence[Any] | None = None,
-        *,
-        prompt: bool = False,
-        by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
-    ) -> Written:
+    def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Written:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
         A thought is passed under the keys that templates read. A null content is passed as "", or as null if the
-        template tests for null. The content "" of a call is passed as null if only then the call is shown. by: calls
-        its first argument with the messages, or with equivalent messages. Raises DataError for a conversation that the
-        template refuses, whatever error the template raises.
+        template tests for null. The content "" of a call is passed as null if only then the call is shown. Raises
+        DataError for a conversation that the template refuses, whatever error the template raises.
         """
-        render = partial(by, partial(self._render, tools=tools, prompt=prompt))
+        render = partial(self._by, partial(self._written, self._template, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
         with_nulls = _with_null_calls(messages) if self.tests_null else messages
         made = or_error(self._rendered, render, messages)
@@ -115,11 +125,19 @@ class ChatTemplate:
         mark = next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in written.text)  # of a private area
         messages = [marked_message(each, f"{mark}.{index}{mark}") for index, each in enumerate(written.messages)]
         functions = functions_of_notes(messages, mark)
-        traced = or_error(self._written, self._traced, messages, tools, prompt=prompt, functions=functions)
+        traced = or_error(self._written, self._traced, messages, tools, prompt=prompt, **functions)
         if isinstance(traced, DataError):
             return None
         text, pieces = pieces_of(traced.text, mark, len(messages))
         return pieces if text == written.text else None
+
+    @cached_property
+    def thoughts(self) -> Thoughts:
+        return Thoughts(self.render)
+
+    @cached_property
+    def finder(self) -> Finder:
+        return Finder(self.render, self.pieces, self.thoughts)
 
     @cached_property
     def _traced(self) -> Template:
@@ -128,9 +146,6 @@ class ChatTemplate:
         add_notes(parsed)
         return self._environment.from_string(parsed)
 
-    def _render(self, messages: Messages, tools: Sequence[Any] | None, *, prompt: bool) -> Written:
-        return self._written(self._template, messages, tools, prompt=prompt, functions={})
-
     def _written(
         self,
         template: Template,
@@ -138,7 +153,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
         *,
         prompt: bool,
-        functions: Mapping[str, Any],
+        **functions: Any,
     ) -> Written:
         marks: _Marks = self._environment.lmms_marks  # type: ignore[attr-defined]
         pieces = marks.begin()
@@ -323,23 +338,9 @@ def _raise(message: str) -> None:
 # Some templates end an answer by the token of the next speaker (GLM: <|user|>, <|observation|>). The marked spans then
 # lack the end, and a model trained on these answers does not stop.
 
-_ANSWER = "zqanswerkx"  # letters that no template escapes, cuts or trims
-_QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
-_ANSWERS: dict[str, dict[str, Any]] = {
-    "user": {"role": "assistant", "content": _ANSWER},
-    "tool": {
-        "role": "assistant",
-        "content": _ANSWER,
-        "tool_calls": [
-            {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": 1}}}
-        ],
-    },
-}  # by who speaks next
-_NEXT: dict[str, dict[str, Any]] = {
-    "user": _QUESTION,
-    "tool": {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
-    "system": {"role": "system", "content": "zqsystemkx"},
-}
+_ANSWER = PROBES["assistant"][-1]
+_ANSWERS = {"user": _ANSWER, "tool": {**_ANSWER, "tool_calls": [CALL]}}  # by who speaks next
+_NEXT = {role: PROBES[role][-1] for role in ("user", "tool", "system")}
 
 
 class Stops:
@@ -356,11 +357,11 @@ class Stops:
     @cached_property
     def are_trained_on(self) -> bool:
         """Whether the end of an answer is marked; also True for a template that refuses a plain conversation."""
-        made = self._rendered([_QUESTION, _ANSWERS["user"]])
+        made = self._rendered(PROBES["assistant"])
         if made is None:
             return True
         text = made.text[: self._stop(made.text, made.spans)]
-        _, answer, end = text.rpartition(_ANSWER)
+        _, answer, end = text.rpartition(_ANSWER["content"])
         return not answer or bool(end.strip())
 
     @cached_property
@@ -410,7 +411,7 @@ class Stops:
 
         Return "" if the template writes only white space before the next message's own texts, or nothing.
         """
-        answered = [_QUESTION, _ANSWERS.get(role, _ANSWERS["user"])]
+        answered = [*PROBES["user"], _ANSWERS.get(role, _ANSWER)]
         upto, full = self._rendered(answered), self._rendered([*answered, _NEXT[role]])
         if upto is None or full is None:
             return ""

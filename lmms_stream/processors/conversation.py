@@ -7,11 +7,11 @@ import json
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
-from .answers import Finder, JoinedText, Thoughts
+from .answers import JoinedText
 from .base import Tokens, learnt_of, or_error, spans_of
 from .byte_tokens import Span
 from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Written
@@ -108,7 +108,7 @@ class Conversations:
             "special_tokens": dict(self.tokenizer.special_tokens),
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
             **({"learn_stop": True} if self.learn_stop else {}),
-            **({"thoughts_after_prompt": 2} if any(each and each.opening for each in self._thoughts.values()) else {}),
+            **({"thoughts_after_prompt": 2} if any(map(_opening, self._templates.values())) else {}),
         }
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
@@ -195,7 +195,7 @@ class Conversations:
         spans = written.spans
         if self._template_of(chat).has_marks:
             chat = replace(chat, left_out=chat.left_out | self.unshown(chat))
-            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
+            left_out = self._spans_left_out(chat, written) if chat.left_out else []
         else:
             by_answer = self._answers(chat, written, text, start)
             spans = [span for each in by_answer.values() for span in each]
@@ -223,29 +223,14 @@ class Conversations:
     @cached_property
     def _templates(self) -> dict[str, ChatTemplate]:
         return {
-            name: ChatTemplate(source, self.tokenizer.special_tokens)
+            name: ChatTemplate(source, self.tokenizer.special_tokens, by=_by_forms)
             for name, source in self.tokenizer.chat_templates.items()
         }
 
     @cached_property
     def _stops(self) -> dict[str, Stops]:
         return {
-            name: Stops(partial(template.render, by=_by_forms), self.tokenizer, has_marks=template.has_marks)
-            for name, template in self._templates.items()
-        }
-
-    @cached_property
-    def _thoughts(self) -> dict[str, Thoughts | None]:
-        return {name: None if each.has_marks else Thoughts(each.render) for name, each in self._templates.items()}
-
-    @cached_property
-    def _finders(self) -> dict[str, Finder]:
-        return {
-            name: Finder(
-                partial(template.render, by=_by_forms),
-                template.pieces,
-                self._thoughts[name] or Thoughts(template.render),
-            )
+            name: Stops(template.render, self.tokenizer, has_marks=template.has_marks)
             for name, template in self._templates.items()
         }
 
@@ -256,7 +241,7 @@ class Conversations:
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled templates cannot be pickled: the receiving process compiles them again.
-        made_again = ("_templates", "_stops", "_thoughts", "_finders", "_not_shown")
+        made_again = ("_templates", "_stops", "_not_shown")
         return {name: value for name, value in self.__dict__.items() if name not in made_again} | {"_changed": {}}
 
     def _name_of_template(self, chat: Chat) -> str:
@@ -285,27 +270,26 @@ class Conversations:
 
         None: the template's own text, unchanged; see answers.py.
         """
-        messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]
-        if not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
+        messages, template = chat.messages[:stop], self._template_of(chat)
+        if not messages or messages[-1]["role"] != "assistant" or not _opening(template):
             return text, None
         if len(messages) < len(chat.messages) and len(messages) - 1 in chat.left_out:
             return text, None  # in the whole conversation, this answer has the template's own form
         before = self._by_template(chat, len(messages) - 1, prompt=True).text
-        changed = thoughts.after(before, text, messages[-1])
+        changed = template.thoughts.after(before, text, messages[-1])
         return changed, None if changed == text else len(before)
 
     def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> Written:
         """Return the template's text of the first `stop` messages, and its marked spans."""
-        render = self._template_of(chat).render
-        return render(chat.messages[:stop], chat.tools, prompt=prompt, by=_by_forms)
+        return self._template_of(chat).render(chat.messages[:stop], chat.tools, prompt=prompt)
 
     def _answers(self, chat: Chat, written: Written, text: str, start: int | None) -> dict[int, list[Span]]:
         """Return the index of each message of the assistant, and its spans in the text; see Finder.
 
         start: of the last answer, if the text has it in another form than `written`, the template's text.
         """
-        name = self._name_of_template(chat)
-        pieces = self._templates[name].pieces(written, chat.tools)
+        template = self._template_of(chat)
+        pieces = template.pieces(written, chat.tools)
         by_answer: dict[int, list[Span]] = {}
         for index in chat.spoken:
             if pieces is None:
@@ -313,7 +297,7 @@ class Conversations:
             if start is not None and index == len(chat.messages) - 1:
                 by_answer[index] = [(start, len(text.rstrip()))]
                 continue
-            spans = self._finders[name].spans(written, pieces, index)
+            spans = template.finder.spans(written, pieces, index)
             if spans is not None:
                 by_answer[index] = spans
         missing = {*chat.spoken} - by_answer.keys() - chat.left_out
@@ -342,29 +326,23 @@ class Conversations:
             spans[index] = len(before), len(upto.rstrip())
         return spans
 
-    def _spans_left_out(self, chat: Chat, text: str, spans: Sequence[Span]) -> list[Span]:
+    def _spans_left_out(self, chat: Chat, written: Written) -> list[Span]:
         """Spans of messages that are not trained on."""
-        speakers: Sequence[int] = chat.spoken
-        if len(spans) != len(speakers):
-            speakers = self._speakers_of(spans, chat)
-        return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
-
-    def _speakers_of(self, spans: Sequence[Span], chat: Chat) -> list[int]:
-        """Return the message of each span, for templates that mark a message several times, or not at all. A message
-        owns the spans that it adds to the text of the messages before.
-        """
-        indices: list[int] = []
-        for index in chat.spoken:
-            _, upto = self._render(chat, index + 1)
-            if upto != spans[: len(upto)]:
-                break
-            indices += [index] * (len(upto) - len(indices))
-        if len(indices) != len(spans):
+        spans, spoken = written.spans, chat.spoken
+        if len(spans) == len(spoken):
+            return [span for span, index in zip(spans, spoken, strict=True) if index in chat.left_out]
+        pieces = self._template_of(chat).pieces(written, chat.tools)
+        if pieces is None:
             raise DataError(
                 f"the chat template marks {len(spans)} spans that do not match single messages, so messages with "
                 '"learn": false cannot be found: use another template, or a dataset without "learn": false'
             )
-        return indices
+        runs = [run for index in chat.left_out for run in pieces[index].runs]
+        return [span for span in spans if any(run[0] < span[1] and span[0] < run[1] for run in runs)]
+
+
+def _opening(template: ChatTemplate) -> str:
+    return "" if template.has_marks else template.thoughts.opening
 
 
 def _other_beginning(before: str, upto: str, index: int) -> str:

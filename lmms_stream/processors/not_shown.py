@@ -37,7 +37,7 @@ _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", 
 _VARYING_KEYS = {"name", "id", "tool_call_id", *REASONING_KEYS}  # their values are not part of a shape
 _SHORT_WORD = re.compile(r"[A-Za-z_-]{1,16}")
 MOST_SHAPES = 4096  # of conversations, kept with a result each
-Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
+Render = Callable[[list[dict[str, Any]], Sequence[Any] | None], str]
 
 
 def kinds_of(bits: int) -> list[str]:
@@ -168,30 +168,31 @@ class NotShown:
         if shape not in self._known:
             if len(self._known) == MOST_SHAPES:
                 self._known.clear()
-            self._known[shape] = self._by_marks(messages, tools)
-        return self._known[shape] or self._by_texts(messages, tools)
+            self._known[shape] = self._lost(messages, tools, by_marks=True)
+        nothing = Lost(0, frozenset(), frozenset())  # measuring raises the template's error
+        return self._known[shape] or self._lost(messages, tools, by_marks=False) or nothing
 
-    def _by_marks(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost | None:
-        """Return what all conversations of the shape lose; None if the template refuses the marks."""
+    def _lost(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, by_marks: bool
+    ) -> Lost | None:
+        """Return what all conversations of the shape lose, or this conversation, by its texts; None if the template
+        refuses the messages with marks, or as they are.
+        """
         marking = _Marking()
         marked, marked_tools = [marking.message(each) for each in messages], marking.tools(tools)
         try:
-            text = self._render(marked, marked_tools).casefold()
+            text = self._render(marked, marked_tools) if by_marks else self._render([*map(dict, messages)], tools)
         except DataError:
             return None
-        return _lost(messages, [(each, each.mark in text) for each in marking.marks])
-
-    def _by_texts(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost:
-        """Return the content of a conversation whose texts are missing in the rendered text."""
-        marking = _Marking()
-        for each in messages:
-            marking.message(each)
-        marking.tools(tools)
-        try:
-            text = self._render([dict(each) for each in messages], None if tools is None else list(tools)).casefold()
-        except DataError:  # measuring raises this error
-            return Lost(0, frozenset(), frozenset())
-        return _lost(messages, [(each, any(form in text for form in _forms(each.text))) for each in marking.marks])
+        text, marks = text.casefold(), marking.marks
+        hidden = {each for each in marks if not any(form in text for form in ([each.mark] if by_marks else each.forms))}
+        shown = {each.message for each in marks if each not in hidden}
+        spoken = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
+        return Lost(
+            sum(map(bit_of, {each.kind for each in hidden})),
+            frozenset(spoken & {each.message for each in hidden} - shown),
+            frozenset(spoken & {each.message for each in hidden if each.kind == "reasoning"}),
+        )
 
 
 class _Mark(NamedTuple):
@@ -205,6 +206,13 @@ class _Mark(NamedTuple):
     text: str
     message: int | None
 
+    @property
+    def forms(self) -> list[str]:
+        """The text as templates may write it: plain, and as a JSON string; all in lower case for comparison."""
+        text = self.text.strip()
+        in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
+        return [form.casefold() for form in (text, *in_json)]
+
 
 class Lost(NamedTuple):
     """Content missing in a conversation's text. bits: kinds, of DROPPED. answers: indices of the assistant's messages
@@ -214,18 +222,6 @@ class Lost(NamedTuple):
     bits: int
     answers: frozenset[int]
     thoughts: frozenset[int]
-
-
-def _lost(messages: Sequence[Mapping[str, Any]], marks: Sequence[tuple[_Mark, bool]]) -> Lost:
-    """marks: each mark, and whether it is shown."""
-    spoken = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
-    shown = {each.message for each, is_shown in marks if is_shown}
-    hidden = [each for each, is_shown in marks if not is_shown]
-    return Lost(
-        sum(map(bit_of, {each.kind for each in hidden})),
-        frozenset(spoken & {each.message for each in hidden} - shown),
-        frozenset(spoken & {each.message for each in hidden if each.kind == "reasoning"}),
-    )
 
 
 class _Marking:
@@ -249,9 +245,7 @@ class _Marking:
 
     def tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
         self._message = None
-        if tools is None:
-            return None
-        return [with_function(tool, self._tool) for tool in tools]
+        return None if tools is None else [with_function(tool, self._tool) for tool in tools]
 
     def _tool(self, function: dict[str, Any]) -> dict[str, Any]:
         """Mark the name, the description and the names of parameters of a tool."""
@@ -285,13 +279,6 @@ class _Marking:
         mark = f"zq{len(self.marks)}kx"  # letters and digits that no template escapes, cuts or trims
         self.marks.append(_Mark(kind, mark, text, self._message))
         return mark
-
-
-def _forms(text: str) -> list[str]:
-    """Return a text as templates may write it: plain, and as a JSON string; all in lower case for comparison."""
-    text = text.strip()
-    in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
-    return [form.casefold() for form in (text, *in_json)]
 
 
 def _reasoning(message: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -50,6 +50,7 @@ def shown_answers(loaded: FastTokenizer) -> Iterator[tuple[str, makers.Conversat
 
 
 @in_long_rounds
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "deepseek_v3"])
 def test_what_a_template_shows_is_trained_on(name: str) -> None:
     loaded = makers.tokenizer(name)

@@ -50,12 +50,13 @@ def test_the_files_alone_make_the_tokenizer_of_transformers(name: str) -> None:
 
 
 @in_long_rounds
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [*CHATS, "llama2"])
 def test_a_conversation_has_the_ids_of_transformers(name: str) -> None:
     from transformers import AutoTokenizer
 
     source = (
-        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     )
     loaded = makers.tokenizer(name)
     source = {"gptoss": makers.templates()["gptoss"]}.get(name) or loaded.chat_templates.get("default", source)
