@@ -97,14 +97,14 @@ def with_texts(
     """
 
     def changed(text: str, kind: str = "") -> str:
-        return "".join(of_text(kind or own, piece) if own else piece for own, piece in pieces_of_text(text))
+        return "".join(
+            of_text(kind or own, piece) if own else piece for own, piece in pieces_of_text(text, message["role"])
+        )
 
     made, content = dict(message), message.get("content")
     if isinstance(content, list | JoinedText):
-        parts = [
-            {**part, "text": changed(part["text"])} if part.get("type") == "text" else part
-            for part in getattr(content, "parts", content)
-        ]
+        parts: list[Any] = content.parts if isinstance(content, JoinedText) else content
+        parts = [{**each, "text": changed(each["text"])} if each.get("type") == "text" else each for each in parts]
         made["content"] = JoinedText.of(parts) if isinstance(content, JoinedText) else parts
     elif isinstance(content, str):
         made["content"] = changed(content)
@@ -126,23 +126,24 @@ def with_function(value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
     return {**value, "function": change(function)} if isinstance(function, dict) else change(value)
 
 
-def pieces_of_text(text: str) -> Iterator[tuple[str, str]]:
+def pieces_of_text(text: str, role: str) -> Iterator[tuple[str, str]]:
     """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space around texts.
 
-    >>> list(pieces_of_text("<think>\\nso</think>yes"))
+    >>> list(pieces_of_text("<think>\\nso</think>yes", "assistant"))
     [('', '<think>'), ('', '\\n'), ('reasoning', 'so'), ('', '</think>'), ('content', 'yes')]
     """
-    parts = _THOUGHT_TAG.split(text)
+    parts = _THOUGHT_TAG.split(text) if role == "assistant" else [text]
     for number, part in enumerate(parts):
+        if number % 2 or not part.strip():
+            yield "", part
+            continue
         start, stop = _LEADING.match(part).end(), len(part.rstrip())  # type: ignore[union-attr]
         while stop > start and part[stop - 1] == ">":
             at = max(part.rfind("<", 0, stop), 0)
             if not _TAG.fullmatch(part, at, stop):
                 break
             stop = len(part[:at].rstrip())
-        if number % 2 or start >= stop:
-            yield "", part
-            continue
+        stop = max(start, stop)
         is_thought = parts[number - 1 : number] == ["<think>"] or parts[number + 1 : number + 2] == ["</think>"]
         yield from (("", part[:start]), ("reasoning" if is_thought else "content", part[start:stop]), ("", part[stop:]))
 
@@ -157,7 +158,7 @@ def marked_message(message: Any, mark: str) -> Any:
             return [*map(leaves, value)]
         if not isinstance(value, str):
             return value
-        return "".join(f"{mark}{piece}{mark}" if kind else piece for kind, piece in pieces_of_text(value))
+        return "".join(f"{mark}{piece}{mark}" if kind else piece for kind, piece in pieces_of_text(value, ""))
 
     if not isinstance(message, Mapping):
         return message

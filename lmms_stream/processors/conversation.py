@@ -41,7 +41,7 @@ class Chat:
     """Messages and tools as input of templates; left_out: indices of messages that are not trained on."""
 
     messages: list[dict[str, Any]]
-    tools: list[Any] | None
+    tools: Sequence[Any] | None
     left_out: frozenset[int]
 
     @staticmethod
@@ -91,7 +91,8 @@ class Conversations:
         self._changed: dict[Hashable, int | None] = {}  # shape of conversations -> the result of first_changed
         if "default" not in tokenizer.chat_templates:
             raise ConfigError(
-                f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
+                f"tokenizer {tokenizer.name} has no chat template: write a template into chat_template.jinja in its "
+                "folder (docs/start.md has an example for base models), or name another tokenizer"
             )
         for stops in (self._stops[name] for name in ("default", "tool_use") if name in self._stops):
             if learn_stop and not stops.are_trained_on:
@@ -331,14 +332,18 @@ class Conversations:
         spans, spoken = written.spans, chat.spoken
         if len(spans) == len(spoken):
             return [span for span, index in zip(spans, spoken, strict=True) if index in chat.left_out]
-        pieces = self._template_of(chat).pieces(written, chat.tools)
-        if pieces is None:
+        pieces = self._template_of(chat).pieces(written, chat.tools) or []
+        owners = [
+            [at for at, piece in enumerate(pieces) if any(run[0] < stop and start < run[1] for run in piece.runs)]
+            or [len(chat.messages) - 1] * bool(pieces)  # the last message also has the text after all messages
+            for start, stop in spans
+        ]
+        if any(len(each) != 1 for each in owners):
             raise DataError(
                 f"the chat template marks {len(spans)} spans that do not match single messages, so messages with "
                 '"learn": false cannot be found: use another template, or a dataset without "learn": false'
             )
-        runs = [run for index in chat.left_out for run in pieces[index].runs]
-        return [span for span in spans if any(run[0] < span[1] and span[0] < run[1] for run in runs)]
+        return [span for span, owner in zip(spans, owners, strict=True) if owner[0] in chat.left_out]
 
 
 def _opening(template: ChatTemplate) -> str:

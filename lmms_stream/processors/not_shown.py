@@ -323,11 +323,13 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
     role, content = message["role"], message.get("content")
     shape: Hashable = "null" if "content" in message else "missing"
     if isinstance(content, JoinedText):
-        shape = "joined", tuple(_text_shape(part["text"], source) for part in content.parts)
+        shape = "joined", tuple(_text_shape(part["text"], role, source) for part in content.parts)
     elif isinstance(content, str):
-        shape = _text_shape(content, source)
+        shape = _text_shape(content, role, source)
     elif isinstance(content, list):
-        shape = tuple((part["type"], part["type"] == "text" and _text_shape(part["text"], source)) for part in content)
+        shape = tuple(
+            (part["type"], part["type"] == "text" and _text_shape(part["text"], role, source)) for part in content
+        )
     if len(message) == 2 and "content" in message:
         return role, shape
     others = tuple(
@@ -338,12 +340,12 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
     return role, shape, others, tuple(map(thoughts.index, thoughts))
 
 
-def _text_shape(text: str, source: str) -> Hashable:
+def _text_shape(text: str, role: str, source: str) -> Hashable:
     """Return the shape of a text, without tags (e.g. of HTML) whose beginning is not in the source."""
     if "<" not in text:
         return bool(text.strip())
     tests_any = "'<'" in source or '"<"' in source
-    pieces = pieces_of_text(text)
+    pieces = [each for each in pieces_of_text(text, role) if each != ("", "")]
     shape = tuple(kind or piece for kind, piece in pieces if kind or tests_any or piece.strip()[:4] in source)
     return shape if shape != ("content",) else True
 

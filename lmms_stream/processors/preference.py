@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -50,8 +51,6 @@ class PreferenceProcessor:
     ):
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
         self.objective = checked_objective(objective)
-        has_template = "default" in self.tokenizer.chat_templates
-        self._conversations = Conversations(self.tokenizer, learn="all", learn_stop=None) if has_template else None
 
     @staticmethod
     def from_pretrained(
@@ -63,11 +62,11 @@ class PreferenceProcessor:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        chats = self._conversations
+        has_template = "default" in self.tokenizer.chat_templates
         return {
             "class": "PreferenceProcessor",
             "version": 1,
-            **({"tokenizer": self.tokenizer.digest} if chats is None else chats.description),
+            **(self._conversations.description if has_template else {"tokenizer": self.tokenizer.digest}),
             "eos_token": self.tokenizer.special_tokens.get("eos_token"),
         }
 
@@ -105,7 +104,7 @@ class PreferenceProcessor:
         bits = 0
         for answer in stored.answers.values():
             chat = Chat.of(copy.deepcopy([*stored.prompt, *answer]), stored.tools, joined_text)
-            bits |= self._chats().not_shown(replace(chat, left_out=frozenset(range(len(stored.prompt)))))
+            bits |= self._conversations.not_shown(replace(chat, left_out=frozenset(range(len(stored.prompt)))))
         return bits
 
     def process(self, sample: Sample) -> Processed:
@@ -123,7 +122,7 @@ class PreferenceProcessor:
             answers = [str(each) for each in stored.answers.values()]
             texts = [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
             return _Texts(stored.prompt, texts, is_chat=False)
-        chats, prompt = self._chats(), Chat.of(stored.prompt, stored.tools, joined_text)
+        chats, prompt = self._conversations, Chat.of(stored.prompt, stored.tools, joined_text)
         answered = [
             Chat.of(each, stored.tools, joined_text) for each in stored.answers.values() if not isinstance(each, str)
         ]
@@ -141,13 +140,9 @@ class PreferenceProcessor:
             before = max(beginnings, key=lambda each: len(commonprefix([each, *texts])))  # noqa: RUF071 - no paths
         return _Texts(before, texts, is_chat=True)
 
-    def _chats(self) -> Conversations:
-        if self._conversations is None:
-            raise ConfigError(
-                f"tokenizer {self.tokenizer.name} has no chat template, but the answers belong to chats: set "
-                "tokenizer.chat_template and save it, or convert prompts and answers as texts"
-            )
-        return self._conversations
+    @cached_property
+    def _conversations(self) -> Conversations:
+        return Conversations(self.tokenizer, learn="all", learn_stop=None)
 
     def _end_of_text(self) -> str:
         end = self.tokenizer.special_tokens.get("eos_token")

