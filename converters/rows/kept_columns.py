@@ -76,7 +76,8 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return float(value)
     if encoding in FILES and found == "bytes":
         return value if isinstance(value, bytes) else read_media(value)
-    if found != encoding and not _has_shape(value, found, encoding):
+    has_shape = encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
+    if found != encoding and not has_shape:
         raise DataError(
             f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, "
             f"{_other_encoding(name, encoding, found)}or leave it out of --keep"
@@ -112,11 +113,6 @@ def _written(name: str, encoding: str, value: Any) -> Any:
         raise DataError(
             f"column {name!r} holds {str(value)[:80]!r}, which is no {encoding}: correct the row"
         ) from error
-
-
-def _has_shape(value: Any, found: str, encoding: str) -> bool:
-    """Return whether an array has the type and the shape of an encoding, for example ndarray:int16:2,2."""
-    return encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
 
 
 def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[Any, Any]:

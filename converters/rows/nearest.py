@@ -93,7 +93,8 @@ def _remedies(
     """
     yield _compared(rows, names, media, kinds)
     yield _conversation(rows, names, media, kinds)
-    told = [name for name in names if not _ABOUT.search(name) or _listed_in(rows, name)]
+    listed = {name for row in rows for name, value in row.items() if isinstance(value, list)}
+    told = [name for name in names if not _ABOUT.search(name) or name in listed]
     by_names = _by_names(told, media, {name: kind for name, kind in kinds.items() if name != "kto" or _judges(rows)})
     for each in (_pair(names, media, kinds), by_names, _lone_text(rows, names, media, kinds)):
         is_said = each is not None and "COLUMN" not in each.columns.values()
@@ -125,10 +126,6 @@ def _compared(
     return _Remedy(kind=kind, columns=columns) if can_read(kind, rows, columns) else None
 
 
-def _listed_in(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return any(isinstance(row.get(name), list) for row in rows)
-
-
 def _judges(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether rows have a verdict, and a question or an answer."""
     told = [Fields(row, {**KTO.needs, **KTO.may}) for row in rows]
@@ -151,7 +148,8 @@ def _by_names(names: Sequence[str], media: Mapping[str, str], kinds: Mapping[str
     able = [
         kind
         for kind in kinds.values()
-        if (not media or "images" in kind.columns) and (not _shows(kind) or _has_media(kind, names, media))
+        if (not media or "images" in kind.columns)
+        and (kind.name not in ("caption", "image-label") or _has_media(kind, names, media))
     ]
     usual = {name for kind in kinds.values() for each in kind.columns.values() for name in each}
     others = [name for name in names if name not in media or name in usual]
@@ -169,11 +167,6 @@ def _has_media(kind: RowKind, names: Sequence[str], media: Mapping[str, str]) ->
     roles = [role for role in MEDIA_COLUMNS if role in kind.columns]
     usual = {"file_name", *(name for role in roles for name in kind.columns[role])}
     return bool(usual & set(names)) or any(MEDIA_ROLES[each] in roles for each in media.values())
-
-
-def _shows(kind: RowKind) -> bool:
-    """Return whether a kind always has media."""
-    return kind.name in ("caption", "image-label")
 
 
 def _needs(kind: RowKind, media: Mapping[str, str]) -> Mapping[str, Sequence[str]]:

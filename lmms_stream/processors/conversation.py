@@ -206,7 +206,8 @@ class Conversations:
         stops = self._stops_of(chat)
         if stops is not None:
             spans, left_out = ([stops.extended(text, span) for span in each] for each in (spans, left_out))
-        return Rendered((text, _not_empty(spans)), _not_empty(left_out))
+        spans, left_out = ([span for span in each if span[0] < span[1]] for each in (spans, left_out))
+        return Rendered((text, spans), left_out)
 
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Return the tokens of texts and the spans that are trained on.
@@ -217,8 +218,8 @@ class Conversations:
         made = []
         for each, (ids, spans) in zip(rendered, self.tokenizer.ids_and_spans(marked), strict=True):
             num_marked = len(each.marked[1])
-            joined = _joined(spans[:num_marked])
-            made.append((ids, _without(joined, spans[num_marked:], len(ids)) if each.left_out else joined))
+            learnt = learnt_of(spans[:num_marked], len(ids)) & ~learnt_of(spans[num_marked:], len(ids))
+            made.append((ids, [(start, stop) for start, stop in spans_of(learnt).tolist()]))
         return made
 
     @cached_property
@@ -358,29 +359,6 @@ def _other_beginning(before: str, upto: str, index: int) -> str:
         "missing there, so what the model must write after the prompt cannot be told: wrap it in {% generation %} and "
         "{% endgeneration %} in the template, or correct the prompt that the template writes for add_generation_prompt"
     )
-
-
-def _not_empty(spans: Sequence[Span]) -> list[Span]:
-    return [span for span in spans if span[0] < span[1]]
-
-
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Join spans that overlap or touch; the result ascends."""
-    joined: list[Span] = []
-    for start, stop in sorted(spans):
-        if start == stop:
-            continue
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def _without(spans: Sequence[Span], left_out: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Spans of tokens without the tokens in left_out."""
-    learnt = learnt_of(spans, num_tokens) & ~learnt_of(left_out, num_tokens)
-    return [(start, stop) for start, stop in spans_of(learnt).tolist()]
 
 
 class _Arguments(dict[str, Any]):

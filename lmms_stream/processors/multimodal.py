@@ -31,7 +31,6 @@ from .base import (
     or_error,
     through,
 )
-from .byte_tokens import Span
 from .conversation import Chat, Conversations, Learn, Parts, Rendered
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import ProcessorFiles, read_files
@@ -132,10 +131,7 @@ class MultimodalProcessor:
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
-        return [or_error(self._not_shown, sample) for sample in samples]
-
-    def _not_shown(self, sample: Sample) -> int:
-        return self._conversations.not_shown(self._read(sample)[0])
+        return [or_error(lambda sample: self._conversations.not_shown(self._read(sample)[0]), s) for s in samples]
 
     def first_changed(self, samples: Sequence[Sample]) -> list[int | DataError | None]:
         """See FirstChanged."""
@@ -422,19 +418,15 @@ class Placeholders:
             indices.append(index)
             new = layouts[index].text
             if new:
-                start, stop = self._with_surroundings(text, *found.span())
+                (start, stop), (before, after) = found.span(), self.surroundings
+                if text.endswith(before, 0, start) and text.startswith(after, stop):
+                    start, stop = start - len(before), stop + len(after)
                 pieces += text[begin:start], new
                 length += start - begin
                 edits.append(Edit(start, stop, length, length + len(new)))
                 length += len(new)
                 begin = stop
         return Filled("".join([*pieces, text[begin:]]), [layouts[index] for index in indices], indices, edits)
-
-    def _with_surroundings(self, text: str, start: int, stop: int) -> Span:
-        before, after = self.surroundings
-        if text.endswith(before, 0, start) and text.startswith(after, stop):
-            return start - len(before), stop + len(after)
-        return start, stop
 
 
 def moved(rendered: Rendered, filled: Filled) -> Rendered:
@@ -443,28 +435,23 @@ def moved(rendered: Rendered, filled: Filled) -> Rendered:
     if not filled.edits:
         return Rendered((filled.text, spans), left_out)
     edits = filled.edits
-    new_spans, new_left_out = (_not_empty([_moved_span(span, edits) for span in each]) for each in (spans, left_out))
+
+    def moved_offset(offset: int) -> int:
+        """Map an offset of the text to the edited text; an offset inside of an edit becomes its end."""
+        number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before the offset
+        return (
+            max(edits[number - 1].new_stop, offset - edits[number - 1].stop + edits[number - 1].new_stop)
+            if number
+            else offset
+        )
+
+    new_spans, new_left_out = (
+        [(first, last) for start, stop in each if (first := moved_offset(start)) < (last := moved_offset(stop))]
+        for each in (spans, left_out)
+    )
     written = [
         (edit.new_start, edit.new_stop)
         for edit in edits
         if any(start < edit.stop and edit.start < stop for start, stop in spans)
     ]
     return Rendered((filled.text, new_spans), [*new_left_out, *written])
-
-
-def _not_empty(spans: Sequence[Span]) -> list[Span]:
-    return [span for span in spans if span[0] < span[1]]
-
-
-def _moved_span(span: Span, edits: Sequence[Edit]) -> Span:
-    start, stop = (_moved_offset(offset, edits) for offset in span)
-    return start, stop
-
-
-def _moved_offset(offset: int, edits: Sequence[Edit]) -> int:
-    """Map an offset of a text to the edited text; an offset inside of an edit becomes its end."""
-    number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before the offset
-    if not number:
-        return offset
-    edit = edits[number - 1]
-    return max(edit.new_stop, offset - edit.stop + edit.new_stop)

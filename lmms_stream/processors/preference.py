@@ -75,7 +75,7 @@ class PreferenceProcessor:
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""
-        made = [or_error(self._answers, sample) for sample in samples]
+        made = [or_error(lambda sample: self._texts(read_preference(sample["messages"])), each) for each in samples]
         texts = [each for each in made if isinstance(each, _Texts)]
         encoded = {
             is_chat: iter(
@@ -112,9 +112,6 @@ class PreferenceProcessor:
         made = self._texts(stored)
         prompt, *answers = self.tokenizer.ids([made.prompt, *made.texts], add_special_tokens=not made.is_chat)
         return sequences_of(prompt, answers, stored.roles)
-
-    def _answers(self, sample: Sample) -> _Texts:
-        return self._texts(read_preference(sample["messages"]))
 
     def _texts(self, stored: StoredPreference) -> _Texts:
         if isinstance(stored.prompt, str):
@@ -208,17 +205,14 @@ def sequences_of(
 
 def _num_prompt(prompt: NDArray[np.integer[Any]], *answers: NDArray[np.integer[Any]]) -> int:
     """Number of tokens before all answers; DataError for an answer without more tokens."""
-    num_prompt = min(_num_common(prompt, ids) for ids in answers)
+    num_prompt = len(prompt)
+    for ids in answers:
+        num = min(num_prompt, len(ids))
+        differ = np.flatnonzero(ids[:num] != prompt[:num])
+        num_prompt = int(differ[0]) if len(differ) else num
     if any(len(ids) == num_prompt for ids in answers):
         raise DataError("an answer adds no tokens to its prompt, so no token would be trained on: remove the row")
     return num_prompt
-
-
-def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> int:
-    """Number of equal tokens at the start."""
-    num = min(len(ids), len(others))
-    differ = np.flatnonzero(ids[:num] != others[:num])
-    return int(differ[0]) if len(differ) else num
 
 
 # Answers to compare whose prompts have media.
@@ -251,7 +245,13 @@ class MediaPreferenceProcessor:
         made = [or_error(_chats, sample) for sample in samples]
         chats = [chat for each in made if not isinstance(each, DataError) for chat in each]
         found = iter(self.processor.measure_media(chats))
-        return through(made, lambda of_samples: [_summed([next(found) for _ in each]) for each in of_samples])
+
+        def summed(num_answers: int) -> Measured | DataError:
+            lengths = [next(found) for _ in range(num_answers)]
+            error = next((each for each in lengths if isinstance(each, DataError)), None)
+            return error or Measured(*map(sum, zip(*lengths, strict=True)))
+
+        return through(made, lambda of_samples: [summed(len(each)) for each in of_samples])
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
@@ -309,11 +309,6 @@ def _chats(sample: Sample) -> list[Sample]:
 def _chat(stored: StoredPreference, messages: Any, sample: Sample) -> Sample:
     text = json.dumps({"messages": messages, "tools": stored.tools})
     return {"messages": text, **({"media": sample["media"]} if "media" in sample else {})}
-
-
-def _summed(found: Sequence[Measured | DataError]) -> Measured | DataError:
-    error = next((each for each in found if isinstance(each, DataError)), None)
-    return error or Measured(*(sum(values) for values in zip(*found, strict=True)))
 
 
 def _behind_each_other(values: Sequence[Any], *, axis: int) -> Any:

@@ -77,7 +77,10 @@ class FastTokenizer:
             name=name,
             model=_without_padding(tokenizer.backend_tokenizer),
             chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),
-            special_tokens=_as_text(special_tokens_of(tokenizer)),
+            special_tokens={
+                name: [*map(str, token)] if isinstance(token, list) else str(token)
+                for name, token in special_tokens_of(tokenizer).items()
+            },
             eos_token_id=tokenizer.eos_token_id,
             splits_special=bool(tokenizer.split_special_tokens),
             trust_remote_code=trust_remote_code or getattr(type(tokenizer), "_auto_class", None) is not None,
@@ -96,7 +99,7 @@ class FastTokenizer:
         return [len(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
 
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
-        if self._has_threads:  # encoding a batch would start threads
+        if is_parallel():  # encoding a batch would start threads
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return encodings
@@ -143,10 +146,6 @@ class FastTokenizer:
     def digest(self) -> str:
         """Digest of everything that determines the tokens of a text."""
         return digest(self.model + "splits special tokens" * self.splits_special)
-
-    @property
-    def _has_threads(self) -> bool:
-        return is_parallel()
 
     @cached_property
     def _byte_tokens(self) -> ByteTokens | None:
@@ -299,14 +298,6 @@ def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
 def _without_padding(tokenizer: Tokenizer) -> str:
     described = json.loads(tokenizer.to_str())
     return json.dumps({**described, "padding": None, "truncation": None}, ensure_ascii=False)
-
-
-def _as_text(special_tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert token objects to texts."""
-    return {
-        name: [str(each) for each in token] if isinstance(token, list) else str(token)
-        for name, token in special_tokens.items()
-    }
 
 
 def _without_trimming(model: str) -> str:
