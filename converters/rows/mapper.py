@@ -234,13 +234,13 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind:
     if options.kind is not None:
-        kind = KINDS[options.kind]
-        if kind.needs and not any(kind.fits(row, options.columns) for row in rows):
+        chosen = KINDS[options.kind]
+        if chosen.needs and not any(chosen.fits(row, options.columns) for row in rows):
             raise DataError(
-                f"no row fits --kind {kind.name}, which needs columns {kind.needed}; found {', '.join(names)}: name "
+                f"no row fits --kind {chosen.name}, which needs columns {chosen.needed}; found {', '.join(names)}: name "
                 "them with --columns, or leave --kind out"
             )
-        return kind
+        return chosen
     first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
     for number, row in enumerate(rows, start=1):
         kind = next((kind for kind in KINDS.values() if kind.fits(row, options.columns)), None)

@@ -439,11 +439,8 @@ def moved(rendered: Rendered, filled: Filled) -> Rendered:
     def moved_offset(offset: int) -> int:
         """Map an offset of the text to the edited text; an offset inside of an edit becomes its end."""
         number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before the offset
-        return (
-            max(edits[number - 1].new_stop, offset - edits[number - 1].stop + edits[number - 1].new_stop)
-            if number
-            else offset
-        )
+        edit = edits[number - 1]
+        return max(edit.new_stop, offset - edit.stop + edit.new_stop) if number else offset
 
     new_spans, new_left_out = (
         [(first, last) for start, stop in each if (first := moved_offset(start)) < (last := moved_offset(stop))]
