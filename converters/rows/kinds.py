@@ -40,7 +40,11 @@ TEXT = RowKind(name="text", needs=named_alike("text"), schema=schemas.TEXT, read
 # Rows of any columns, all kept unchanged.
 
 
-COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=lambda *_: {})
+def _read_nothing(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict[str, Any]:
+    return {}
+
+
+COLUMNS = RowKind(name="columns", schema=columns_schema({}), read=_read_nothing)
 
 
 # Rows with an image to be generated: bytes, facts and, if any, a class number.

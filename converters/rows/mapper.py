@@ -237,8 +237,8 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
         chosen = KINDS[options.kind]
         if chosen.needs and not any(chosen.fits(row, options.columns) for row in rows):
             raise DataError(
-                f"no row fits --kind {chosen.name}, which needs columns {chosen.needed}; found {', '.join(names)}: name "
-                "them with --columns, or leave --kind out"
+                f"no row fits --kind {chosen.name}, which needs columns {chosen.needed}; found {', '.join(names)}: "
+                "name them with --columns, or leave --kind out"
             )
         return chosen
     first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
@@ -373,9 +373,7 @@ _ROLES = {  # stored schema -> roles of the columns of its rows (see sources/mds
 
 def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
     """Return the mapper of a dataset's samples. schema: name in its description. columns: name -> MDS encoding."""
-    kind = RowKind(
-        name=STORED, schema=Schema(schema, dict(columns)), read=_never, read_simple=lambda values, *_: values
-    )
+    kind = RowKind(name=STORED, schema=Schema(schema, dict(columns)), read=_never, read_simple=_as_it_is)
     shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
     return Mapper(
         kind=kind,
@@ -390,6 +388,10 @@ def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
 def is_stored(mapper: Mapper) -> bool:
     """Return whether a mapper is a stored_mapper: samples may be moved without decoding."""
     return mapper.kind.name == STORED
+
+
+def _as_it_is(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample:
+    return values
 
 
 def _never(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sample:

@@ -70,12 +70,12 @@ class ChatTemplate:
         self._by = by
         self._environment = _environment()
         try:
-            self._template = self._environment.from_string(source)
-            self.tests_null = tests_null_content(self._environment.parse(source))
+            self._parsed = self._environment.parse(source)
+            self.tests_null = tests_null_content(self._parsed)
+            self.has_marks = self._parsed.find(nodes.ExtensionAttribute) is not None
+            self._template = self._environment.from_string(self._parsed)
         except (TemplateError, SyntaxError, RecursionError) as error:  # Python refuses expressions nested too deep
             raise ConfigError(f"the chat template is not one ({error}): correct the tokenizer's") from error
-        self._source = source
-        self.has_marks = "generation" in {token for _, _, token in self._environment.lex(source)}
         self._variables = {**self._template.globals, **variables}
 
     def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Written:
@@ -142,9 +142,8 @@ class ChatTemplate:
     @cached_property
     def _traced(self) -> Template:
         """The template with notes of the current message."""
-        parsed = self._environment.parse(self._source)
-        add_notes(parsed)
-        return self._environment.from_string(parsed)
+        add_notes(self._parsed)  # compiled already
+        return self._environment.from_string(self._parsed)
 
     def _written(
         self,
