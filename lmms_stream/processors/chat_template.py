@@ -87,9 +87,11 @@ class ChatTemplate:
         """
         render = partial(self._by, partial(self._written, self._template, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
-        with_nulls = _with_null_calls(messages) if self.tests_null else messages
+        called = [each for each in messages if isinstance(each, Mapping) and each.get("tool_calls")]
+        emptied = [each for each in called if each.get("content") == ""] if self.tests_null else []
         made = or_error(self._rendered, render, messages)
-        if with_nulls is not messages:
+        if emptied:
+            with_nulls = [{**each, "content": None} if each in emptied else each for each in messages]
             by_nulls = or_error(self._rendered, render, with_nulls)
             if isinstance(made, DataError) or (
                 not isinstance(by_nulls, DataError)
@@ -207,14 +209,6 @@ def without_nulls(messages: Messages, *, but_of: str | None = None) -> Messages:
         {**message, "content": ""} if _is_null(message) and message.get("role") != but_of else message
         for message in messages
     ]
-
-
-def _with_null_calls(messages: Messages) -> Messages:
-    """Return messages with null for the content "" of each message with tool calls."""
-    called = [isinstance(each, Mapping) and each.get("content") == "" and each.get("tool_calls") for each in messages]
-    if not any(called):
-        return messages
-    return [{**each, "content": None} if is_call else each for each, is_call in zip(messages, called, strict=True)]
 
 
 def _num_calls(written: Written) -> int:

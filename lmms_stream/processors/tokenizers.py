@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,16 @@ class FastTokenizer:
 
     def _encoded(self, text: str, spans: Sequence[Span]) -> Tokens:
         encoding = self.encode(text, add_special_tokens=False)
-        return _ids_of(encoding), [_tokens_of(encoding, text, span) for span in spans]
+        starts, stops = _chars_of(encoding, text)
+        found: list[Span] = []
+        for start, stop in spans:
+            first, last = int(stops.searchsorted(start, "right")), int(starts.searchsorted(stop)) - 1
+            while 0 < first <= last and stops[first - 1] > starts[first]:
+                first -= 1
+            while first <= last < len(stops) - 1 and stops[last] > starts[last + 1]:
+                last += 1
+            found.append((first, last + 1) if start < stop and first <= last else (0, 0))
+        return _ids_of(encoding), found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, including special tokens."""
@@ -224,48 +234,20 @@ def _ids_of(encoding: Encoding) -> NDArray[np.int32]:
     return np.fromiter(encoding.ids, np.int32, len(encoding))
 
 
-def _tokens_of(encoding: Encoding, text: str, span: Span) -> Span:
-    start, stop = span
-    first = last = None
-    while start < stop and (first := encoding.char_to_token(start)) is None:
-        start += 1
-    while start < stop and (last := encoding.char_to_token(stop - 1)) is None:
-        stop -= 1
-    if first is None or last is None:
-        return 0, 0
-    while _chars_of(encoding, text, first)[1] <= start:
-        first += 1
-    while _chars_of(encoding, text, last)[1] < stop:
-        last += 1
-    while first and _share_a_character(encoding, text, first - 1):
-        first -= 1
-    while last + 1 < len(encoding) and _share_a_character(encoding, text, last):
-        last += 1
-    return first, last + 1
-
-
-def _share_a_character(encoding: Encoding, text: str, token: int) -> bool:
-    """Return whether a token and the next token have bytes of the same character."""
-    return _chars_of(encoding, text, token)[1] > _chars_of(encoding, text, token + 1)[0]
-
-
-def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
-    """Characters of which a token has bytes.
+def _chars_of(encoding: Encoding, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and one-past-last character of which each token has bytes, int64[T] each, ascending.
 
     Unigram cuts adjacent unknown characters into a token per byte, and reports all characters for each token.
     """
-    chars, begin, stop = encoding.token_to_chars(token) or (len(text), len(text)), token, token + 1
-    if chars[1] - chars[0] < 2:
-        return chars
-    while begin and encoding.token_to_chars(begin - 1) == chars:
-        begin -= 1
-    while stop < len(encoding) and encoding.token_to_chars(stop) == chars:
-        stop += 1
-    data = text[slice(*chars)].encode()
-    if stop - begin != len(data):
-        return chars
-    char = chars[0] + sum(byte & 0xC0 != 0x80 for byte in data[: token - begin + 1]) - 1
-    return char, char + 1
+    made: list[Span] = []
+    for chars, tokens in groupby(encoding.offsets):
+        num_tokens, part = len([*tokens]), text[slice(*chars)]
+        if num_tokens > 1 and num_tokens == len(part.encode()):
+            made += [(chars[0] + at, chars[0] + at + 1) for at, char in enumerate(part) for _ in char.encode()]
+        else:
+            made += [chars] * num_tokens
+    starts, stops = np.array(made, np.int64).reshape(-1, 2).T
+    return np.maximum.accumulate(starts), np.maximum.accumulate(stops)
 
 
 def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
