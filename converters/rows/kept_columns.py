@@ -70,7 +70,12 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return _numbers(name, encoding, value, dtype=encoding)[()]
     found = "null" if value is None else _encoding(name, value)
     if encoding == "json" and not found.startswith(("bytes", "ndarray")):
-        _check_json(name, value)
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"column {name!r} holds a value that JSON cannot represent ({error}): write it as text"
+            ) from error
         return value
     if encoding == "float64" and found == "int" and int(float(value)) == value:
         return float(value)
@@ -158,12 +163,3 @@ def _array_encoding(name: str, value: np.ndarray[Any, Any]) -> str:
     if value.size == 0 or value.ndim == 0:
         raise DataError(f"column {name!r} holds an array of shape {value.shape}, which MDS cannot: leave the row out")
     return f"ndarray:{value.dtype.name}"
-
-
-def _check_json(name: str, value: Any) -> None:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"column {name!r} holds a value that JSON cannot represent ({error}): write it as text"
-        ) from error

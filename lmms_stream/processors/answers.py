@@ -274,7 +274,9 @@ class Thoughts:
         tag, before = self.opening.strip(), prompt.removesuffix(self.opening)
         if before == prompt:
             return text
-        content = _content_of(answer)
+        content = answer.get("content") or ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content if part["type"] == "text")
         if content.lstrip().startswith(tag) and _closing(tag) not in content:
             raise DataError(
                 f"an answer begins with {tag} and has no {_closing(tag)}, so the end of its thought is unknown: write "
@@ -294,13 +296,6 @@ class Thoughts:
 
 def _closing(tag: str) -> str:
     return f"</{tag[1:]}"
-
-
-def _content_of(answer: Mapping[str, Any]) -> str:
-    content = answer.get("content") or ""
-    if not isinstance(content, str):
-        content = "".join(part.get("text", "") for part in content if part["type"] == "text")
-    return content
 
 
 def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tuple[str, str]:
@@ -387,14 +382,14 @@ class Finder:
     @cached_property
     def _ends(self) -> dict[str, str]:
         """Role of the next message -> the end of an answer, written by the next message."""
-        return {role: self._end_before(PROBES[role][-1], PROBES[last][:2]) for role, last in _ANSWERED.items()}
-
-    def _end_before(self, message: Mapping[str, Any], answered: Sequence[Any]) -> str:
-        whole, followed = self._probed(answered), self._probed([*answered, message], 1)
-        if whole is None or followed is None or not whole[1].runs or not followed[1].runs:
-            return ""
-        alone, own = whole[0][whole[1].runs[0][0] :].rstrip(), followed[0][slice(*followed[1].runs[0])]
-        return alone[len(own) :] if alone.startswith(own) else ""
+        ends = dict.fromkeys(_ANSWERED, "")
+        for role, last in _ANSWERED.items():
+            answered = PROBES[last][:2]
+            whole, followed = self._probed(answered), self._probed([*answered, PROBES[role][-1]], 1)
+            if whole is not None and followed is not None and whole[1].runs and followed[1].runs:
+                alone, own = whole[0][whole[1].runs[0][0] :].rstrip(), followed[0][slice(*followed[1].runs[0])]
+                ends[role] = alone[len(own) :] if alone.startswith(own) else ""
+        return ends
 
     def _prompt_after(self, messages: Sequence[Any]) -> str | None:
         without, prompted = self._probed(messages), self._probed(messages, prompt=True)

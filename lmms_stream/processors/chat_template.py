@@ -68,7 +68,12 @@ class ChatTemplate:
         by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
     ):
         self._by = by
-        self._environment = _environment()
+        self._environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
+        )
+        self._environment.filters["tojson"] = _to_json
+        self._environment.globals["raise_exception"] = _raise
+        self._environment.globals["strftime_now"] = datetime.combine(TODAY, time()).strftime
         try:
             self._parsed = self._environment.parse(source)
             self.tests_null = tests_null_content(self._parsed)
@@ -294,14 +299,6 @@ class _Marks(Extension):
         self.texts.append(text)
         self.spans.append((self._length, self._length + len(text)))
         return text
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = datetime.combine(TODAY, time()).strftime
-    return environment
 
 
 def _to_json(

@@ -6,6 +6,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
@@ -61,7 +62,13 @@ class Chat:
             if not message.pop("learn", True):
                 left_out.append(index)
         for function in _called_functions(messages):
-            _read_arguments(function)
+            given = function.get("arguments", {})
+            if given is None:
+                function["arguments"] = {}
+            elif isinstance(given, str):
+                with suppress(ValueError):  # the template gets other texts unchanged
+                    if isinstance(arguments := json.loads(given), dict):
+                        function["arguments"] = _Arguments(arguments, given)
         return Chat(messages, tools, frozenset(left_out))
 
     @property
@@ -159,7 +166,7 @@ class Conversations:
             bits |= bit_of(MASKED)
         if any(is_empty(chat.messages[index]) for index in chat.spoken):
             bits |= bit_of(EMPTY)
-        if self.learn_stop or self._stops[self._name_of_template(chat)].are_trained_on:
+        if self.learn_stop or self._stops[self._name_of(chat)].are_trained_on:
             return bits
         return bits | bits_of(ENDS, len(learnt))
 
@@ -191,7 +198,7 @@ class Conversations:
         """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""
         if self.learn == "last":
             chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
-        written = self._by_template(chat, None, prompt=False)
+        written = self._template_of(chat).render(chat.messages, chat.tools)
         text, start = self._after_prompt(chat, None, written.text)
         spans = written.spans
         if self._template_of(chat).has_marks:
@@ -246,15 +253,15 @@ class Conversations:
         made_again = ("_templates", "_stops", "_not_shown")
         return {name: value for name, value in self.__dict__.items() if name not in made_again} | {"_changed": {}}
 
-    def _name_of_template(self, chat: Chat) -> str:
+    def _name_of(self, chat: Chat) -> str:
         return "tool_use" if chat.tools and "tool_use" in self._templates else "default"
 
     def _template_of(self, chat: Chat) -> ChatTemplate:
-        return self._templates[self._name_of_template(chat)]
+        return self._templates[self._name_of(chat)]
 
     def _stops_of(self, chat: Chat) -> Stops | None:
         """Ends of answers to be trained on in addition to the marks, or None."""
-        stops = self._stops[self._name_of_template(chat)]
+        stops = self._stops[self._name_of(chat)]
         return stops if self.learn_stop and not stops.are_trained_on else None
 
     def _ended(self, chat: Chat, text: str, spans: Sequence[Span]) -> str:
@@ -264,7 +271,7 @@ class Conversations:
 
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the marked spans of the first `stop` messages (default: all)."""
-        text, spans, _ = self._by_template(chat, stop, prompt=prompt)
+        text, spans, _ = self._template_of(chat).render(chat.messages[:stop], chat.tools, prompt=prompt)
         return (text if prompt else self._after_prompt(chat, stop, text)[0]), spans
 
     def _after_prompt(self, chat: Chat, stop: int | None, text: str) -> tuple[str, int | None]:
@@ -277,13 +284,9 @@ class Conversations:
             return text, None
         if len(messages) < len(chat.messages) and len(messages) - 1 in chat.left_out:
             return text, None  # in the whole conversation, this answer has the template's own form
-        before = self._by_template(chat, len(messages) - 1, prompt=True).text
+        before = template.render(messages[:-1], chat.tools, prompt=True).text
         changed = template.thoughts.after(before, text, messages[-1])
         return changed, None if changed == text else len(before)
-
-    def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> Written:
-        """Return the template's text of the first `stop` messages, and its marked spans."""
-        return self._template_of(chat).render(chat.messages[:stop], chat.tools, prompt=prompt)
 
     def _answers(self, chat: Chat, written: Written, text: str, start: int | None) -> dict[int, list[Span]]:
         """Return the index of each message of the assistant, and its spans in the text; see Finder.
@@ -367,20 +370,6 @@ class _Arguments(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], text: str):
         super().__init__(values)
         self.text = text
-
-
-def _read_arguments(function: dict[str, Any]) -> None:
-    """Replace OpenAI's JSON text of a call's arguments by the object, and null by {}."""
-    given = function.get("arguments", {})
-    if given is None:
-        function["arguments"] = {}
-    elif isinstance(given, str):
-        try:
-            arguments = json.loads(given)
-        except ValueError:
-            return  # the template gets the text unchanged
-        if isinstance(arguments, dict):
-            function["arguments"] = _Arguments(arguments, given)
 
 
 def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -127,7 +127,7 @@ class MultimodalProcessor:
 
     def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
         """See MeasureMedia."""
-        return through([or_error(self._text, sample) for sample in samples], self._measured)
+        return through([or_error(self._filled, sample) for sample in samples], self._measured)
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
@@ -139,11 +139,7 @@ class MultimodalProcessor:
 
     def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
         """Tokens of a sample's messages and the generation prompt: int64[T]."""
-        chat, parts = self._read(sample)
-        layouts = self._layouts(parts, sample)
-        text = self._conversations.text(chat, prompt=True)
-        self._placeholders.check(text, layouts)
-        filled = self._placeholders.fill(text, layouts)
+        _, filled, _ = self._filled(sample, prompt=True)
         (ids,) = self.tokenizer.ids([filled.text], add_special_tokens=False)
         return np.repeat(ids.astype(np.int64), self._repeats(ids, filled))
 
@@ -151,18 +147,18 @@ class MultimodalProcessor:
         """Mask of tokens that do not stand for media."""
         return ~np.isin(input_ids, self._never_learnt)
 
-    def _text(self, sample: Sample) -> _Text:
+    def _filled(self, sample: Sample, *, prompt: bool = False) -> tuple[Rendered, Filled, list[dict[str, Any]]]:
+        """Return the text of a sample, or of a prompt, the text with its media, and their parts in their order."""
         chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
-        text = self._conversations.rendered(chat).marked[0]
-        self._placeholders.check(text, layouts)
-        if any(layout.text for layout in layouts):
-            text = self._placeholders.fill(text, layouts).text
-        return _Text(text, layouts)
+        chats = self._conversations
+        rendered = Rendered((chats.text(chat, prompt=True), []), []) if prompt else chats.rendered(chat)
+        self._placeholders.check(rendered.marked[0], layouts)
+        return rendered, self._placeholders.fill(rendered.marked[0], layouts), parts
 
-    def _measured(self, texts: Sequence[_Text]) -> list[Measured]:
-        lengths = self.tokenizer.num_tokens([each.text for each in texts], add_special_tokens=False)
-        return [_measured(each.layouts, length) for each, length in zip(texts, lengths, strict=True)]
+    def _measured(self, made: Sequence[tuple[Rendered, Filled, Parts]]) -> list[Measured]:
+        lengths = self.tokenizer.num_tokens([filled.text for _, filled, _ in made], add_special_tokens=False)
+        return [_measured(filled.layouts, length) for (_, filled, _), length in zip(made, lengths, strict=True)]
 
     def process(self, sample: Sample) -> Processed:
         return self.process_into(sample, new_memory)
@@ -197,11 +193,7 @@ class MultimodalProcessor:
         return seen
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
-        chat, parts = self._read(sample)
-        layouts = self._layouts(parts, sample)
-        rendered = self._conversations.rendered(chat)
-        self._placeholders.check(rendered.marked[0], layouts)
-        filled = self._placeholders.fill(rendered.marked[0], layouts)
+        rendered, filled, parts = self._filled(sample)
         ((ids, spans),) = self._conversations.tokenized([moved(rendered, filled)])
         learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
         media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
@@ -285,13 +277,6 @@ class _Tokenized(NamedTuple):
     learnt: NDArray[np.bool_]
     filled: Filled
     media: list[bytes]
-
-
-class _Text(NamedTuple):
-    """Text of a conversation, with each placeholder once, and the layouts of its media."""
-
-    text: str
-    layouts: list[Layout]
 
 
 def _facts(part: dict[str, Any], sample: Sample) -> Facts:

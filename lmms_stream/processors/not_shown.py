@@ -281,12 +281,6 @@ class _Marking:
         return mark
 
 
-def _reasoning(message: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the keys of a message with reasoning, and their texts."""
-    found = [(key, message[key].strip()) for key in REASONING_KEYS if isinstance(message.get(key), str)]
-    return [(key, text) for key, text in found if text]
-
-
 def _arguments_of(function: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the key and the value of a call's arguments."""
     key = "parameters" if "parameters" in function and "arguments" not in function else "arguments"
@@ -336,7 +330,8 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
         (key, _is_filled(message[key]) if key in _VARYING_KEYS else _value_shape(message[key]))
         for key in sorted(message.keys() - {"role", "content"})
     )
-    thoughts = [text for _, text in _reasoning(message)]
+    texts = (message[key].strip() for key in REASONING_KEYS if isinstance(message.get(key), str))
+    thoughts = [*filter(None, texts)]
     return role, shape, others, tuple(map(thoughts.index, thoughts))
 
 

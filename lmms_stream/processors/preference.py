@@ -115,7 +115,11 @@ class PreferenceProcessor:
 
     def _texts(self, stored: StoredPreference) -> _Texts:
         if isinstance(stored.prompt, str):
-            end = self._end_of_text()
+            end = self.tokenizer.special_tokens.get("eos_token")
+            if end is None:
+                raise ConfigError(
+                    f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
+                )
             answers = [str(each) for each in stored.answers.values()]
             texts = [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
             return _Texts(stored.prompt, texts, is_chat=False)
@@ -140,14 +144,6 @@ class PreferenceProcessor:
     @cached_property
     def _conversations(self) -> Conversations:
         return Conversations(self.tokenizer, learn="all", learn_stop=None)
-
-    def _end_of_text(self) -> str:
-        end = self.tokenizer.special_tokens.get("eos_token")
-        if end is None:
-            raise ConfigError(
-                f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
-            )
-        return str(end)
 
 
 LEFT_OUT = (

@@ -200,8 +200,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> FastTokeniz
 def _ask(path: str, trust_remote_code: bool) -> dict[str, Any]:
     """Return the fields of the tokenizer that transformers loads."""
     if "torch" in sys.modules or "transformers" in sys.modules:
-        loaded = _load(path, trust_remote_code)
-        return FastTokenizer.of(loaded, name=path, trust_remote_code=trust_remote_code).__getstate__()
+        return _load(path, trust_remote_code).__getstate__()
     with TemporaryDirectory() as folder:
         written = Path(folder) / "tokenizer.json"
         program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)), trusts=trust_remote_code)
@@ -219,8 +218,7 @@ def _ask(path: str, trust_remote_code: bool) -> dict[str, Any]:
 def write(path: str, to: str, trusts: bool) -> None:
     """Write the tokenizer at a path into a file, or the error of loading it."""
     try:
-        loaded = FastTokenizer.of(_load(path, trusts), name=path, trust_remote_code=trusts)
-        described = loaded.__getstate__()
+        described = _load(path, trusts).__getstate__()
     except ConfigError as error:
         described = {"error": str(error)}
     Path(to).write_text(json.dumps(described), encoding="utf-8")
@@ -260,7 +258,7 @@ def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
         ) from error
 
 
-def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
+def _load(path: str, trust_remote_code: bool) -> FastTokenizer:
     from transformers import AutoTokenizer
 
     if problem := if_folder_of_lfs_pointers(path, "*token*"):
@@ -274,7 +272,7 @@ def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
             f"tokenizer {path!r} cannot be loaded: {first_line.rstrip('.')}: name a folder with a tokenizer.json, or a "
             "hub id that this machine can reach"
         ) from error
-    return tokenizer
+    return FastTokenizer.of(tokenizer, name=path, trust_remote_code=trust_remote_code)
 
 
 def _without_padding(tokenizer: Tokenizer) -> str:
@@ -336,6 +334,8 @@ def _read(folder: Path, trust_remote_code: bool) -> FastTokenizer | None:
     tokens = [token for each in special.values() for token in (each if isinstance(each, list) else [each])]
     missing = [AddedToken(token, special=True) for token in dict.fromkeys(tokens) if token not in present]
     tokenizer.add_tokens(missing)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     model, parts = _by_rules(rules, tokenizer, special)
     if not model or config.get("add_prefix_space") or (missing and "AddedToken" in str(config)):
         return None
@@ -383,7 +383,7 @@ def _special_tokens(rules: RulesOfTokenizers, config: Mapping[str, Any]) -> dict
 
 def _by_rules(rules: RulesOfTokenizers, tokenizer: Tokenizer, special: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the model of a FastTokenizer, and the parts of its tokenizer; "" if the rules are for other files."""
-    start, model, rest = _as_python_writes(tokenizer).partition(', "model": {')
+    start, model, rest = _without_padding(tokenizer).partition(', "model": {')
     parts = json.loads(start + "}")
     if parts["post_processor"] is None:
         parts["post_processor"] = _ONLY_TOKENS
@@ -424,23 +424,6 @@ def _templates_of(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(in_config, list):
         in_config = {each["name"]: each["template"] for each in in_config}
     return templates or ({"default": in_config} if isinstance(in_config, str) else dict(in_config))
-
-
-def _as_python_writes(tokenizer: Tokenizer) -> str:
-    """Return the result of _without_padding in a third of the time."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    text = tokenizer.to_str()
-    if '"dropout":null' not in text:  # numbers may be written in another form
-        return _without_padding(tokenizer)
-    data = np.frombuffer(text.encode(), np.uint8)
-    quotes, others = np.flatnonzero(data == ord('"')), np.flatnonzero(data != ord("\\"))
-    before = others[others.searchsorted(quotes) - 1]  # an odd number of backslashes in between: not the end of a text
-    is_inside = np.zeros(len(data), np.bool_)
-    is_inside[quotes[(quotes - before) % 2 == 1]] = True
-    is_inside = np.logical_xor.accumulate(is_inside)
-    separators = np.flatnonzero(((data == ord(",")) | (data == ord(":"))) & ~is_inside)
-    return np.insert(data, separators + 1, ord(" ")).tobytes().decode()
 
 
 # Threads of tokenizers: one per core, unless the environment sets a number.
