@@ -33,7 +33,9 @@ from .stored_chat import check_text, check_values, leave_out_nulls, read_chat
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # messages of the assistant in a conversation that are trained on
-RENDERING_VERSION = 4  # raised when a template gets other values for the same conversation
+RENDERING_VERSION = (
+    4  # of fingerprints: stays, or all stored lengths are measured again; a changed row is an error at read
+)
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 
