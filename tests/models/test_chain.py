@@ -10,19 +10,19 @@ import pytest
 import yaml
 from lmms_stream.train.report.train_log import read_log
 
-from ..jobs.runs import train
+from ..jobs.launcher import run_job
 from ..processes import run_module
 from ..rounds import in_long_rounds
 from . import makers
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True,
+    "num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": True,
 }  # fmt: skip
 MODEL_TYPES = {"qwen3": "qwen3", "llama3_1": "llama", "gemma3": "gemma3_text", "deepseek_v3": "llama",
                "gptoss": "llama", "llama2": "llama"}  # fmt: skip
 WITH_TOOLS = ("qwen3", "deepseek_v3", "gptoss")
-LAST_LOSS = 0.01
+LAST_LOSS, NUM_STEPS, JOB_S = 0.01, 120, 1200.0
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -72,22 +72,23 @@ def test_a_model_that_learnt_conversations_by_heart_answers_them(name: str, tmp_
     chats = chats_of(name)
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps({"messages": messages, **({"tools": tools} if tools else {})}) + "\n"
-                            for messages, tools in chats * 8))  # fmt: skip
+                            for messages, tools in chats * 2))  # fmt: skip
     done = run_module(
         "lmms_stream", "convert", str(file), str(tmp_path / "data"), "--tokenizer", str(folder), timeout_s=200
     )
     assert done.returncode == 0, done.stderr
     settings = {
-        "dataset": {"remote": str(tmp_path / "data"), "processor": {"tokenizer": str(folder)}, "packing_length": 512},
+        "dataset": {"remote": str(tmp_path / "data"), "processor": {"tokenizer": str(folder)}, "packing_length": 256},
         "model": {"config": config_of(name)},
-        "train": {"global_batch": 2, "max_steps": 150, "learning_rate": 1e-2, "warmup": 10, "num_workers": 0,
-                  "save_steps": 150},
+        "train": {"global_batch": 2, "max_steps": NUM_STEPS, "learning_rate": 1e-2, "warmup": 5, "num_workers": 0,
+                  "save_steps": NUM_STEPS},
     }  # fmt: skip
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(settings))
-    train(config, tmp_path / "run", nproc=2)
+    done = run_job(2, "lmms_stream.train", str(config), f"train.output_dir={tmp_path / 'run'}", timeout_s=JOB_S)
+    assert done.returncode == 0, done.stderr
     assert read_log(tmp_path / "run")[-1]["loss"] < LAST_LOSS
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000150"
+    checkpoint = tmp_path / "run" / "checkpoints" / f"step-{NUM_STEPS:08}"
     done = run_module("lmms_stream", "export", str(checkpoint), str(tmp_path / "model"), timeout_s=200)
     assert done.returncode == 0, done.stderr
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
