@@ -22,7 +22,7 @@ SHAPE: dict[str, Any] = {
 MODEL_TYPES = {"qwen3": "qwen3", "llama3_1": "llama", "gemma3": "gemma3_text", "deepseek_v3": "llama",
                "gptoss": "llama", "llama2": "llama"}  # fmt: skip
 WITH_TOOLS = ("qwen3", "deepseek_v3", "gptoss")
-LAST_LOSS, NUM_STEPS, JOB_S = 0.01, 120, 1200.0
+LAST_LOSS, NUM_STEPS, JOB_S = 0.01, 150, 1200.0
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def test_a_model_that_learnt_conversations_by_heart_answers_them(name: str, tmp_
     settings = {
         "dataset": {"remote": str(tmp_path / "data"), "processor": {"tokenizer": str(folder)}, "packing_length": 256},
         "model": {"config": config_of(name)},
-        "train": {"global_batch": 2, "max_steps": NUM_STEPS, "learning_rate": 1e-2, "warmup": 5, "num_workers": 0,
-                  "save_steps": NUM_STEPS},
+        "train": {"global_batch": 2, "max_steps": NUM_STEPS, "learning_rate": 1e-2, "lr_scheduler_type": "constant",
+                  "warmup": 5, "weight_decay": 0.0, "num_workers": 0, "save_steps": NUM_STEPS},
     }  # fmt: skip
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(settings))
