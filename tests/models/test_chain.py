@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 MODEL_TYPES = {"qwen3": "qwen3", "llama3_1": "llama", "gemma3": "gemma3_text", "deepseek_v3": "llama",
                "gptoss": "llama", "llama2": "llama"}  # fmt: skip
-WITH_TOOLS = ("qwen3", "deepseek_v3", "gptoss")
+WITH_TOOLS = ("qwen3", "gptoss")
 LAST_LOSS, NUM_STEPS, JOB_S = 0.01, 150, 1200.0
 
 
