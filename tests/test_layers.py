@@ -77,8 +77,8 @@ ALLOWED: dict[str, set[str]] = {
         "train", "doors/lmms_engine/datasets",
     },
     "doors/lmms_engine": {
-        "errors", "types", "processes", "processors", "processors/media", "doors/huggingface", "doors/lmms_engine/datasets",
-        "doors/lmms_engine/launch",
+        "errors", "types", "processes", "processors", "processors/media", "doors/huggingface",
+        "doors/lmms_engine/datasets", "doors/lmms_engine/launch",
     },
     "doors/lmms_engine/datasets": {
         *BASE, "config", "yaml_text", "lazy", "plan", "storage", "processes", "processors", "processors/families",

@@ -177,7 +177,8 @@ def with_calls(message: Turn) -> Turn:
         called = message.get(key)
         if isinstance(called, str):
             called = parse_json(called, key) if called else None
-            message = {**message, key: called} if called is not None else _without(message, key)
+            others = {name: value for name, value in message.items() if name != key}
+            message = others if called is None else {**message, key: called}
         are_calls = isinstance(called, list) and all(isinstance(call, Mapping) for call in called)
         if key == "tool_calls" and called is not None and not are_calls:
             raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
@@ -194,10 +195,6 @@ def _filled_call(call: Mapping[str, Any]) -> dict[str, Any]:
     filled = {key: value for key, value in call.items() if value is not None or key in ("function", "arguments")}
     function = filled.get("function")
     return {**filled, "function": _filled_call(function)} if isinstance(function, Mapping) else filled
-
-
-def _without(message: Turn, key: str) -> Turn:
-    return {name: value for name, value in message.items() if name != key}
 
 
 def _is_learnt(key: str, value: Any) -> bool:

@@ -116,15 +116,11 @@ def repeats(asked: str, answer: str) -> bool:
 def repeated_in(turns: Sequence[Turn]) -> set[str]:
     """Return a note if an answer to train on begins with its question."""
     pairs = (
-        (text_of(asked["content"]).strip(), text_of(answer["content"]).strip()) for asked, answer in _exchanges(turns)
+        (text_of(asked["content"]).strip(), text_of(answer["content"]).strip())
+        for asked, answer in pairwise(turns)
+        if asked["role"] == "user" and answer["role"] == "assistant" and answer.get("learn", True)
     )
     return {REPEATED} if any(repeats(*pair) for pair in pairs) else set()
-
-
-def _exchanges(turns: Sequence[Turn]) -> Iterator[tuple[Turn, Turn]]:
-    for asked, answer in pairwise(turns):
-        if asked["role"] == "user" and answer["role"] == "assistant" and answer.get("learn", True):
-            yield asked, answer
 
 
 def may_hold_slots(text: str) -> bool:
@@ -234,7 +230,7 @@ def _with_own_media(turn: Turn) -> Turn:
             )
         if len(said) > 1:
             raise DataError(f"a message has media in {' and in '.join(said)}: keep one of these keys")
-        slots = [part for part in parts if _is_slot(part, kind)]
+        slots = [each for each in parts if PART_KINDS.get(each["type"]) == kind and _source(each, kind)[1] is None]
         if not slots:
             slots = [{"type": kind} for _ in references]
             parts = slots + [part for part in parts if part != _text("")]
@@ -402,10 +398,6 @@ def _is_origin(value: Any, source: Any) -> bool:
         return False
     is_on_web = value.lower().startswith(("http://", "https://"))
     return is_on_web or (_STORE.match(value) is not None and not _STORE.match(str(_inner(source))[:80]))
-
-
-def _is_slot(part: Mapping[str, Any], kind: str) -> bool:
-    return PART_KINDS.get(part["type"]) == kind and _source(part, kind)[1] is None
 
 
 def _listed(content: Any) -> list[dict[str, Any]]:

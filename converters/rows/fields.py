@@ -67,7 +67,8 @@ class Fields:
         value, name = self.get(role), self.column(role) or self.usual[role][0]
         listed = parse_json(value, name) if isinstance(value, str) else value
         if not isinstance(listed, list) or not listed:
-            found = _found(self.values, name) if value is None else _shown(listed)
+            found = "an empty list" if listed == [] else type(listed).__name__
+            found = _found(self.values, name) if value is None else found
             raise DataError(f"expected a list of {what} in column {name!r}, found {found}: correct or remove the row")
         return listed
 
@@ -150,10 +151,6 @@ def check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(f"column {name!r} holds text that UTF-8 cannot encode ({error.reason}): repair it") from error
-
-
-def _shown(value: Any) -> str:
-    return "an empty list" if value == [] else type(value).__name__
 
 
 def _found(values: Mapping[str, Any], name: str) -> str:

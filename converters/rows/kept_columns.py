@@ -70,13 +70,19 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return _numbers(name, encoding, value, dtype=encoding)[()]
     found = "null" if value is None else _encoding(name, value)
     if encoding == "json" and not found.startswith(("bytes", "ndarray")):
-        _check_json(name, value)
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"column {name!r} holds a value that JSON cannot represent ({error}): write it as text"
+            ) from error
         return value
     if encoding == "float64" and found == "int" and int(float(value)) == value:
         return float(value)
     if encoding in FILES and found == "bytes":
         return value if isinstance(value, bytes) else read_media(value)
-    if found != encoding and not _has_shape(value, found, encoding):
+    has_shape = encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
+    if found != encoding and not has_shape:
         raise DataError(
             f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, "
             f"{_other_encoding(name, encoding, found)}or leave it out of --keep"
@@ -112,11 +118,6 @@ def _written(name: str, encoding: str, value: Any) -> Any:
         raise DataError(
             f"column {name!r} holds {str(value)[:80]!r}, which is no {encoding}: correct the row"
         ) from error
-
-
-def _has_shape(value: Any, found: str, encoding: str) -> bool:
-    """Return whether an array has the type and the shape of an encoding, for example ndarray:int16:2,2."""
-    return encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
 
 
 def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[Any, Any]:
@@ -162,12 +163,3 @@ def _array_encoding(name: str, value: np.ndarray[Any, Any]) -> str:
     if value.size == 0 or value.ndim == 0:
         raise DataError(f"column {name!r} holds an array of shape {value.shape}, which MDS cannot: leave the row out")
     return f"ndarray:{value.dtype.name}"
-
-
-def _check_json(name: str, value: Any) -> None:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"column {name!r} holds a value that JSON cannot represent ({error}): write it as text"
-        ) from error

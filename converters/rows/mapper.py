@@ -83,17 +83,13 @@ class Mapper:
         fields = Fields(values, self.kind.columns, self.options.columns, self.found, noted)
         sample = dict(self.kind.read(fields, self.options, media))
         noted |= media.unread
+        keep = () if isinstance(self.options.keep, bool) else self.options.keep
         for name, encoding in self.kept.items():
             value = values.get(name)
-            if value is None and encoding == "bytes" and self._may_lack(name):
-                value = b""
+            if value is None and encoding == "bytes" and (name not in self.names or f"{name}:bytes" in keep):
+                value = b""  # the column starts in later rows, or was named COLUMN:bytes
             sample[name] = fit_value(name, encoding, value, read_media=media.read)
         return sample
-
-    def _may_lack(self, name: str) -> bool:
-        """Return whether rows may lack the bytes of a column: it starts in later rows, or was named COLUMN:bytes."""
-        keep = () if isinstance(self.options.keep, bool) else self.options.keep
-        return name not in self.names or f"{name}:bytes" in keep
 
     def samples(self, values: Mapping[str, Any], folder: str | None, unread: set[str] | None = None) -> list[Sample]:
         """Return the samples of a row: one, or one for each answer of a chat if `learn` is "each"."""
@@ -271,7 +267,13 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
     if options.kind is not None:
-        return _insisted_kind(rows, names, options, KINDS[options.kind])
+        chosen = KINDS[options.kind]
+        if chosen.needs and not any(chosen.fits(row, options.columns) for row in rows):
+            raise DataError(
+                f"no row fits --kind {chosen.name}, which needs columns {chosen.needed}; found {', '.join(names)}: "
+                "name them with --columns, or leave --kind out"
+            )
+        return chosen
     first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
     for number, row in enumerate(rows, start=1):
         kind = next((kind for kind in KINDS.values() if kind.fits(row, options.columns)), None)
@@ -286,17 +288,6 @@ def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options:
     if first_rows:
         return KINDS[next(iter(first_rows))]
     return COLUMNS if options.keep else None
-
-
-def _insisted_kind(
-    rows: Iterable[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions, kind: RowKind
-) -> RowKind:
-    if kind.needs and not any(kind.fits(row, options.columns) for row in rows):
-        raise DataError(
-            f"no row fits --kind {kind.name}, which needs columns {kind.needed}; found {', '.join(names)}: name them "
-            "with --columns, or leave --kind out"
-        )
-    return kind
 
 
 def _kept_names(
@@ -389,25 +380,13 @@ def each_answer(sample: Sample) -> Iterator[Sample]:
             continue
         if not (message.get("content") or message.get("tool_calls")):
             continue
-        chat = [*(_unlearnt(each) for each in messages[:index]), message]
+        earlier = [{**each, "learn": False} if each["role"] == "assistant" else each for each in messages[:index]]
+        chat = [*earlier, message]
         made = {**stored, "messages": chat} if isinstance(stored, dict) else chat
         text = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-        yield {**sample, "messages": text, "media": sample["media"][: _media_bytes(chat)]}
-
-
-def _unlearnt(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**message, "learn": False} if message["role"] == "assistant" else message
-
-
-def _media_bytes(messages: list[Mapping[str, Any]]) -> int:
-    """Return the end of these messages' media in the bytes of the sample's media."""
-    ends = [
-        sum(part["span"])
-        for message in messages
-        for part in (message["content"] if isinstance(message.get("content"), list) else ())
-        if "span" in part
-    ]
-    return max(ends, default=0)
+        contents = [content for each in chat if isinstance(content := each.get("content"), list)]
+        num_bytes = max((sum(part["span"]) for content in contents for part in content if "span" in part), default=0)
+        yield {**sample, "messages": text, "media": sample["media"][:num_bytes]}
 
 
 # Samples of a stored dataset, stored again unchanged.

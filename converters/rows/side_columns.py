@@ -367,24 +367,14 @@ def _numbers(value: Any) -> NDArray[Any]:
     return np.zeros(0)
 
 
-def _has_several(numbers: NDArray[Any]) -> bool:
-    return len(numbers) > 1
-
-
-def _differ(numbers: NDArray[Any]) -> bool:
-    return bool((numbers != numbers[0]).any())
-
-
-def _restarts(numbers: NDArray[Any]) -> bool:
-    return bool((numbers[1:] <= numbers[:-1]).any())
-
-
 # Columns of packs in TRL, torchtune, NeMo, FlashAttention and others -> whether the row holds several samples.
 _BOUNDS: Mapping[str, Callable[[NDArray[Any]], bool]] = {
-    **dict.fromkeys(("seq_lengths", "seq_lens", "sequence_lengths", "seq_start_id"), _has_several),
+    **dict.fromkeys(("seq_lengths", "seq_lens", "sequence_lengths", "seq_start_id"), lambda numbers: len(numbers) > 1),
     "cu_seqlens": lambda numbers: len(numbers) > 2,
-    **dict.fromkeys(("segment_ids", "seq_idx", "sequence_ids", "document_ids", "doc_ids"), _differ),
-    **dict.fromkeys(("position_ids", "input_pos"), _restarts),
+    **dict.fromkeys(
+        ("segment_ids", "seq_idx", "sequence_ids", "document_ids", "doc_ids"), lambda ids: bool((ids != ids[0]).any())
+    ),
+    **dict.fromkeys(("position_ids", "input_pos"), lambda at: bool((at[1:] <= at[:-1]).any())),
 }
 
 

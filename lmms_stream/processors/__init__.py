@@ -78,45 +78,30 @@ class ProcessorConfig(MediaSettings, ImageSettings):
         check_fields(self, prefix="processor.", paths=("tokenizer", "path"))
         self._check_media()
         self._check_sizes()
-        self._check_images()
-        if self.bagel is not None and self.kind != "bagel":
-            raise ConfigError(f"processor.bagel is for processor.type bagel, and that is {self.kind}: leave bagel out")
-        if self.learn != "all" and self.kind not in ("chat", *MEDIA_TYPES):
-            raise ConfigError(f"processor.learn is for chats, and processor.type is {self.kind}: leave learn out")
-        if self.learn_stop and self.kind not in ("chat", *MEDIA_TYPES):
-            raise ConfigError(
-                f"processor.learn_stop is for chats, and processor.type is {self.kind}: leave learn_stop out"
-            )
+        chats, of_media = ("chat", *MEDIA_TYPES), ("vision", *MEDIA_TYPES, *(("preference",) if self.path else ()))
+        kinds_of = {
+            **dict.fromkeys((each.name for each in fields(ImageSettings)), ("image",)),
+            **dict.fromkeys(("path", *(each.name for each in fields(MediaSettings))), of_media),
+            **dict.fromkeys(("learn", "learn_stop"), chats),
+            **{
+                "bagel": ("bagel",),
+                "text_prefix": ("text",),
+                "text_suffix": ("text",),
+                "isolate_documents": ("tokens",),
+            },
+        }
+        for each in fields(self):
+            kinds = kinds_of.get(each.name, (self.kind,))
+            if getattr(self, each.name) != each.default and self.kind not in kinds:
+                asked = "chats, and processor.type" if kinds is chats else f"processor.type {kinds[0]}, and that"
+                raise ConfigError(f"processor.{each.name} is for {asked} is {self.kind}: leave {each.name} out")
         self._check_objective()
-        self._check_documents()
-        if self.kind in MEDIA_TYPES:
-            if self.tokenizer is not None:
-                raise ConfigError(
-                    f"processor.tokenizer is for texts, and processor.type is {self.kind}: name path instead"
-                )
-            return
-        if self.kind == "preference" and self.path is not None:
-            if self.tokenizer is not None:
-                raise ConfigError(
-                    "processor.tokenizer and processor.path are both named: path has a tokenizer of its own"
-                )
-            return
-        for name in ("path", *(each.name for each in fields(MediaSettings))):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"processor.{name} is for processor.type vision, and that is {self.kind}: leave {name} out"
-                )
-
-    def _check_images(self) -> None:
-        if self.kind == "image":
-            if self.tokenizer is not None:
-                raise ConfigError("processor.tokenizer is for texts, and processor.type is image: leave it out")
-            return
-        for each in fields(ImageSettings):
-            if getattr(self, each.name) is not None:
-                raise ConfigError(
-                    f"processor.{each.name} is for processor.type image, and that is {self.kind}: leave {each.name} out"
-                )
+        if self.tokenizer is not None and self.kind == "image":
+            raise ConfigError("processor.tokenizer is for texts, and processor.type is image: leave it out")
+        if self.tokenizer is not None and self.kind in MEDIA_TYPES:
+            raise ConfigError(f"processor.tokenizer is for texts, and processor.type is {self.kind}: name path instead")
+        if self.tokenizer is not None and self.path is not None:
+            raise ConfigError("processor.tokenizer and processor.path are both named: path has a tokenizer of its own")
 
     def _check_objective(self) -> None:
         known = {"image": get_args(Objective), "preference": get_args(Compared)}.get(self.kind, ())
@@ -124,14 +109,6 @@ class ProcessorConfig(MediaSettings, ImageSettings):
             return
         remedy = f"choose {' or '.join(known)}" if known else "leave objective out"
         raise ConfigError(f"processor.type {self.kind} has no objective {self.objective}: {remedy}")
-
-    def _check_documents(self) -> None:
-        of = {"text_prefix": "text", "text_suffix": "text", "isolate_documents": "tokens"}
-        for name, kind in of.items():
-            if getattr(self, name) not in (None, False) and self.kind != kind:
-                raise ConfigError(
-                    f"processor.{name} is for processor.type {kind}, and that is {self.kind}: leave {name} out"
-                )
 
     def build(self) -> Processor:
         if self.kind == "tokens":

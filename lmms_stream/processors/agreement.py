@@ -93,15 +93,10 @@ def or_installed(
         )  # fmt: skip
     if not found.differences:
         return family
-    installed = Installed(files, family, limits=_changed(family, plain))
+    kinds = ("image", "video") if hasattr(family, "limits") else ()
+    changed = {kind: family.limits(kind) for kind in kinds if family.limits(kind) != plain.limits(kind)}
+    installed = Installed(files, family, limits=changed)
     return cast("Family", ByInstalled(family, installed, tokenizer, found.differences))
-
-
-def _changed(family: Family, plain: Family) -> dict[str, Mapping[str, Any]]:
-    """Return the limits of images and videos that the user has changed."""
-    if not hasattr(family, "limits"):
-        return {}
-    return {kind: family.limits(kind) for kind in ("image", "video") if family.limits(kind) != plain.limits(kind)}
 
 
 def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Differences:
@@ -114,22 +109,20 @@ def _differences(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles
     kept = read_kept("processors", described)
     if isinstance(kept, dict):
         return Differences(differences=kept, failures={})
-    alone = "torch" not in sys.modules
-    found = _by_another_process(files) if alone else compared(family, tokenizer, files)
+    if "torch" in sys.modules:
+        found = compared(family, tokenizer, files)
+    else:
+        with TemporaryDirectory() as folder:
+            written = Path(folder) / "found.json"
+            program = _COMPARE.format(path=sys.path, of=files.name, to=str(written), trusts=files.trust_remote_code)
+            try:
+                subprocess.run([sys.executable, "-c", program], check=True, timeout=_TIMEOUT_S, capture_output=True)
+                found = Differences(**json.loads(written.read_bytes()))
+            except (subprocess.SubprocessError, OSError) as error:
+                found = Differences(differences={}, failures={"media": str(error)}, is_loaded=False)
     if not found.failures:
         keep("processors", described, dict(found.differences))
     return found
-
-
-def _by_another_process(files: ProcessorFiles) -> Differences:
-    with TemporaryDirectory() as folder:
-        written = Path(folder) / "found.json"
-        program = _COMPARE.format(path=sys.path, of=files.name, to=str(written), trusts=files.trust_remote_code)
-        try:
-            subprocess.run([sys.executable, "-c", program], check=True, timeout=_TIMEOUT_S, capture_output=True)
-            return Differences(**json.loads(written.read_bytes()))
-        except (subprocess.SubprocessError, OSError) as error:
-            return Differences(differences={}, failures={"media": str(error)}, is_loaded=False)
 
 
 def compared(family: Family, tokenizer: FastTokenizer, files: ProcessorFiles) -> Differences:

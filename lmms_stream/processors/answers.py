@@ -8,14 +8,14 @@ proves places only if its text without notes and marks equals the plain text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from jinja2 import nodes
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from .base import or_error
 from .byte_tokens import Span
 
@@ -76,64 +76,99 @@ def _call(function: str, *names: str) -> nodes.Output:
     return nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
 
 
-def unused_mark(text: str) -> str:
-    """Return a character of a private area of Unicode, missing in the text."""
-    return next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in text)
+class JoinedText(str):
+    """The texts of a message's parts as one text. parts: of the message."""
+
+    __slots__ = ("parts",)
+    parts: list[dict[str, Any]]
+
+    @staticmethod
+    def of(parts: Sequence[dict[str, Any]]) -> JoinedText:
+        joined = JoinedText("".join(part["text"] for part in parts))
+        joined.parts = [*parts]
+        return joined
 
 
-def with_marks(messages: Sequence[Any], mark: str) -> list[Any]:
-    """Return messages with marks around their texts: contents, thoughts, and texts in arguments of calls."""
-    return [
-        _marked_message(message, f"{mark}.{index}{mark}") if isinstance(message, Mapping) else message
-        for index, message in enumerate(messages)
-    ]
+def with_texts(
+    message: Mapping[str, Any], of_text: Callable[[str, str], str], of_function: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """Return a message with other texts. of_text: kind ("content" or "reasoning") and text between tags -> text.
+    of_function: function of a call -> function.
+    """
 
+    def changed(text: str, kind: str = "") -> str:
+        return "".join(
+            of_text(kind or own, piece) if own else piece for own, piece in pieces_of_text(text, message["role"])
+        )
 
-def _marked_message(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    marked = dict(message)
-    content = message.get("content")
-    if isinstance(content, str):
-        marked["content"] = _marked(content, mark)
-    elif isinstance(content, list):
-        marked["content"] = [
-            {**part, "text": _marked(part["text"], mark)} if part.get("type") == "text" else part for part in content
-        ]
+    made, content = dict(message), message.get("content")
+    if isinstance(content, list | JoinedText):
+        parts: list[Any] = content.parts if isinstance(content, JoinedText) else content
+        parts = [{**each, "text": changed(each["text"])} if each.get("type") == "text" else each for each in parts]
+        made["content"] = JoinedText.of(parts) if isinstance(content, JoinedText) else parts
+    elif isinstance(content, str):
+        made["content"] = changed(content)
     for key in REASONING_KEYS:
         if isinstance(message.get(key), str):
-            marked[key] = _marked(message[key], mark)
+            made[key] = changed(message[key], "reasoning")
     if isinstance(message.get("tool_calls"), list):
-        marked["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
+        made["tool_calls"] = [with_function(call, of_function) for call in message["tool_calls"]]
     if isinstance(message.get("function_call"), dict):
-        marked["function_call"] = _marked_call(message["function_call"], mark)
-    return marked
+        made["function_call"] = of_function(message["function_call"])
+    return made
 
 
-def _marked_call(call: Any, mark: str) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _marked_call(call["function"], mark)}
-    return call | {key: _marked_leaves(call[key], mark) for key in ("arguments", "parameters") if key in call}
+def with_function(value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
+    """Change the function of a tool or a call, or the value itself without a function."""
+    if not isinstance(value, dict):
+        return value
+    function = value.get("function")
+    return {**value, "function": change(function)} if isinstance(function, dict) else change(value)
 
 
-def _marked_leaves(value: Any, mark: str) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _marked_leaves(each, mark) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_marked_leaves(each, mark) for each in value]
-    return _marked(value, mark) if isinstance(value, str) else value
+def pieces_of_text(text: str, role: str) -> Iterator[tuple[str, str]]:
+    """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space around texts.
+
+    >>> list(pieces_of_text("<think>\\nso</think>yes", "assistant"))
+    [('', '<think>'), ('', '\\n'), ('reasoning', 'so'), ('', '</think>'), ('content', 'yes')]
+    """
+    parts = _THOUGHT_TAG.split(text) if role == "assistant" else [text]
+    for number, part in enumerate(parts):
+        if number % 2 or not part.strip():
+            yield "", part
+            continue
+        start, stop = _LEADING.match(part).end(), len(part.rstrip())  # type: ignore[union-attr]
+        while stop > start and part[stop - 1] == ">":
+            at = max(part.rfind("<", 0, stop), 0)
+            if not _TAG.fullmatch(part, at, stop):
+                break
+            stop = len(part[:at].rstrip())
+        stop = max(start, stop)
+        is_thought = parts[number - 1 : number] == ["<think>"] or parts[number + 1 : number + 2] == ["</think>"]
+        yield from (("", part[:start]), ("reasoning" if is_thought else "content", part[start:stop]), ("", part[stop:]))
 
 
-def _marked(text: str, mark: str) -> str:
-    """Return a text with marks around each part between tags of thoughts; tags and outer space stay outside."""
-    return "".join(_surrounded(part, mark) for part in _THOUGHT_TAG.split(text))
+def marked_message(message: Any, mark: str) -> Any:
+    """Return a message with marks around its texts: contents, thoughts, and texts in arguments of calls."""
 
+    def leaves(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: leaves(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [*map(leaves, value)]
+        if not isinstance(value, str):
+            return value
+        return "".join(f"{mark}{piece}{mark}" if kind else piece for kind, piece in pieces_of_text(value, ""))
 
-def _surrounded(text: str, mark: str) -> str:
-    start, stop = _LEADING.match(text).end(), len(text.rstrip())  # type: ignore[union-attr]
-    while stop > start and text[stop - 1] == ">" and _TAG.fullmatch(text, at := max(text.rfind("<", 0, stop), 0), stop):
-        stop = len(text[:at].rstrip())
-    return f"{text[:start]}{mark}{text[start:stop]}{mark}{text[stop:]}" if start < stop else text
+    if not isinstance(message, Mapping):
+        return message
+    return with_texts(
+        message,
+        lambda _, text: f"{mark}{text}{mark}",
+        lambda function: (
+            function | {key: leaves(function[key]) for key in ("arguments", "parameters") if key in function}
+        ),
+    )
 
 
 @dataclass(slots=True)
@@ -196,25 +231,23 @@ class Thoughts:
         """End of the generation prompt that the template does not write before a plain answer; "" if there is no
         difference.
         """
-        try:
-            before, upto = self._render(_PLAIN[:1], prompt=True).text, self._render(_PLAIN).text
-        except (ConfigError, DataError):
+        upto: Any = or_error(self._render, _PLAIN)
+        if self._thought is None or isinstance(upto, DataError):
             return ""
-        found = _OPENING.search(before)
-        if found is None or upto.startswith(before) or not upto.startswith(before[: found.start()]):
-            return ""
-        return found[0] if self._is_of_thoughts(f"<{found[1]}>", before) else ""
+        before = self._thought.string
+        is_cut = not upto.text.startswith(before) and upto.text.startswith(before[: self._thought.start()])
+        return self._thought[0] if is_cut else ""
 
     @cached_property
-    def _begins_thought(self) -> bool:
-        """Whether the generation prompt ends in the tag of a thought."""
+    def _thought(self) -> re.Match[str] | None:
+        """The tag of a thought at the end of the generation prompt."""
         prompt: Any = or_error(self._render, _PLAIN[:1], prompt=True)
         found = None if isinstance(prompt, DataError) else _OPENING.search(prompt.text)
-        return found is not None and self._is_of_thoughts(f"<{found[1]}>", prompt.text)
+        return found if found and self._is_of_thoughts(f"<{found[1]}>", found.string) else None
 
     def head_of(self, prompt: str) -> str:
         """Return a generation prompt without the thought at its end."""
-        found = _EMPTY.search(prompt) or (_OPENING.search(prompt) if self._begins_thought else None)
+        found = _EMPTY.search(prompt) or (_OPENING.search(prompt) if self._thought else None)
         return prompt if found is None else prompt[: found.start()]
 
     def _is_of_thoughts(self, tag: str, prompt: str) -> bool:
@@ -241,7 +274,9 @@ class Thoughts:
         tag, before = self.opening.strip(), prompt.removesuffix(self.opening)
         if before == prompt:
             return text
-        content = _content_of(answer)
+        content = answer.get("content") or ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content if part["type"] == "text")
         if content.lstrip().startswith(tag) and _closing(tag) not in content:
             raise DataError(
                 f"an answer begins with {tag} and has no {_closing(tag)}, so the end of its thought is unknown: write "
@@ -263,13 +298,6 @@ def _closing(tag: str) -> str:
     return f"</{tag[1:]}"
 
 
-def _content_of(answer: Mapping[str, Any]) -> str:
-    content = answer.get("content") or ""
-    if not isinstance(content, str):
-        content = "".join(part.get("text", "") for part in content if part["type"] == "text")
-    return content
-
-
 def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tuple[str, str]:
     """Return the thought of an answer without its tags ("" without a thought), and the text after the thought, with the
     space between them.
@@ -289,14 +317,14 @@ def _thought_and_answer(answer: Mapping[str, Any], content: str, tag: str) -> tu
 # Answers in a whole conversation, and probes for their first characters.
 
 _QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
-_CALL = {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": "zqx"}}}
-_PROBES: dict[str, list[dict[str, Any]]] = {
+CALL = {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": "zqx"}}}
+PROBES: dict[str, list[dict[str, Any]]] = {
     "user": [_QUESTION],
     "assistant": [_QUESTION, {"role": "assistant", "content": "zqanswerkx"}],
     "system": [{"role": "system", "content": "zqsystemkx"}],
     "tool": [
         _QUESTION,
-        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
     ],
 }  # by the role of the last message
@@ -348,20 +376,20 @@ class Finder:
     @cached_property
     def _prompts(self) -> dict[str, str]:
         """Role of the last message -> the generation prompt after it."""
-        found = {role: self._prompt_after(messages) for role, messages in _PROBES.items()}
+        found = {role: self._prompt_after(messages) for role, messages in PROBES.items()}
         return {role: prompt for role, prompt in found.items() if prompt is not None}
 
     @cached_property
     def _ends(self) -> dict[str, str]:
         """Role of the next message -> the end of an answer, written by the next message."""
-        return {role: self._end_before(_PROBES[role][-1], _PROBES[last][:2]) for role, last in _ANSWERED.items()}
-
-    def _end_before(self, message: Mapping[str, Any], answered: Sequence[Any]) -> str:
-        whole, followed = self._probed(answered), self._probed([*answered, message], 1)
-        if whole is None or followed is None or not whole[1].runs or not followed[1].runs:
-            return ""
-        alone, own = whole[0][whole[1].runs[0][0] :].rstrip(), followed[0][slice(*followed[1].runs[0])]
-        return alone[len(own) :] if alone.startswith(own) else ""
+        ends = dict.fromkeys(_ANSWERED, "")
+        for role, last in _ANSWERED.items():
+            answered = PROBES[last][:2]
+            whole, followed = self._probed(answered), self._probed([*answered, PROBES[role][-1]], 1)
+            if whole is not None and followed is not None and whole[1].runs and followed[1].runs:
+                alone, own = whole[0][whole[1].runs[0][0] :].rstrip(), followed[0][slice(*followed[1].runs[0])]
+                ends[role] = alone[len(own) :] if alone.startswith(own) else ""
+        return ends
 
     def _prompt_after(self, messages: Sequence[Any]) -> str | None:
         without, prompted = self._probed(messages), self._probed(messages, prompt=True)
@@ -384,7 +412,7 @@ def is_shown(message: Mapping[str, Any], text: str, piece: MessageText) -> bool:
     """Return whether anything of an answer is shown, or it is empty."""
     if piece.marks:
         return True
-    if _marked_message(message, "-") != message:
+    if marked_message(message, "-") != message:
         return False
     names = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
     return not names or any(str(name) in text[slice(*run)] for name in names for run in piece.runs)

@@ -225,10 +225,11 @@ def process_all(processor: Processor, samples: Sequence[Sample]) -> list[Process
         found = tokenize_all(samples)
     except Exception:  # noqa: BLE001 - the failing sample raises the error again, one by one
         return None
-    return [each if isinstance(each, DataError) else _processed(*each) for each in found]
+    return [each if isinstance(each, DataError) else processed_of(*each) for each in found]
 
 
-def _processed(ids: NDArray[np.int32], spans: Iterable[Sequence[int]]) -> Processed:
+def processed_of(ids: NDArray[np.int32], spans: Iterable[Sequence[int]]) -> Processed:
+    """Return a sample of only tokens. spans: of tokens that are trained on."""
     input_ids = ids.astype(np.int64)
     return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
 

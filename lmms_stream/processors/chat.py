@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import DataError
 from ..types import Processed, Sample
-from .base import Tokens, labels_of, measured_tokens, or_error, through
-from .chat_template import JoinedText
+from .answers import JoinedText
+from .base import Tokens, measured_tokens, or_error, processed_of, through
 from .conversation import Chat, Conversations, Rendered
 from .conversation import Learn as Learn
 from .tokenizers import FastTokenizer, load_tokenizer
@@ -72,7 +70,7 @@ class ChatProcessor:
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""
-        texts = [or_error(self._text, sample) for sample in samples]
+        texts = [or_error(lambda sample: self._rendered(sample).marked[0], sample) for sample in samples]
         return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
@@ -83,16 +81,11 @@ class ChatProcessor:
         """See FirstChanged."""
         return [or_error(lambda sample: self._conversations.first_changed(_read(sample)), sample) for sample in samples]
 
-    def _text(self, sample: Sample) -> str:
-        return self._rendered(sample).marked[0]
-
     def process(self, sample: Sample) -> Processed:
         (made,) = self.tokenize_all([sample])
         if isinstance(made, DataError):
             raise made
-        ids, spans = made
-        input_ids = ids.astype(np.int64)
-        return {"input_ids": input_ids, "labels": labels_of(input_ids, spans)}
+        return processed_of(*made)
 
     def tokenize_all(self, samples: Sequence[Sample]) -> list[Tokens | DataError]:
         """See TokenizeAll."""

@@ -21,8 +21,18 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError, DataError
+from .answers import (
+    CALL,
+    PROBES,
+    Finder,
+    MessageText,
+    Thoughts,
+    add_notes,
+    functions_of_notes,
+    marked_message,
+    pieces_of,
+)
 from .answers import REASONING_KEYS as REASONING_KEYS
-from .answers import MessageText, add_notes, functions_of_notes, pieces_of, unused_mark, with_marks
 from .base import or_error
 from .byte_tokens import Span
 from .tokenizers import FastTokenizer
@@ -44,42 +54,49 @@ Render = Callable[[Messages], Written]
 
 class ChatTemplate:
     """Renderer of conversations. source: the template, as Jinja. variables: its other variables, the special tokens.
+    by: calls its first argument with messages, or with equivalent messages.
 
     has_marks: the source has {% generation %}. tests_null: the source tests whether a content is null. Raises
     ConfigError for an invalid template.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]):
-        self._environment = _environment()
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        *,
+        by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
+    ):
+        self._by = by
+        self._environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
+        )
+        self._environment.filters["tojson"] = _to_json
+        self._environment.globals["raise_exception"] = _raise
+        self._environment.globals["strftime_now"] = datetime.combine(TODAY, time()).strftime
         try:
-            self._template = self._environment.from_string(source)
-            self.tests_null = tests_null_content(self._environment.parse(source))
+            self._parsed = self._environment.parse(source)
+            self.tests_null = tests_null_content(self._parsed)
+            self.has_marks = self._parsed.find(nodes.ExtensionAttribute) is not None
+            self._template = self._environment.from_string(self._parsed)
         except (TemplateError, SyntaxError, RecursionError) as error:  # Python refuses expressions nested too deep
             raise ConfigError(f"the chat template is not one ({error}): correct the tokenizer's") from error
-        self._source = source
-        self.has_marks = "generation" in {token for _, _, token in self._environment.lex(source)}
         self._variables = {**self._template.globals, **variables}
 
-    def render(
-        self,
-        messages: Messages,
-        tools: Sequence[Any] | None = None,
-        *,
-        prompt: bool = False,
-        by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
-    ) -> Written:
+    def render(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> Written:
         """Return the text and the marked spans, in the order of the template. prompt: end with the generation prompt.
 
         A thought is passed under the keys that templates read. A null content is passed as "", or as null if the
-        template tests for null. The content "" of a call is passed as null if only then the call is shown. by: calls
-        its first argument with the messages, or with equivalent messages. Raises DataError for a conversation that the
-        template refuses, whatever error the template raises.
+        template tests for null. The content "" of a call is passed as null if only then the call is shown. Raises
+        DataError for a conversation that the template refuses, whatever error the template raises.
         """
-        render = partial(by, partial(self._render, tools=tools, prompt=prompt))
+        render = partial(self._by, partial(self._written, self._template, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
-        with_nulls = _with_null_calls(messages) if self.tests_null else messages
+        called = [each for each in messages if isinstance(each, Mapping) and each.get("tool_calls")]
+        emptied = [each for each in called if each.get("content") == ""] if self.tests_null else []
         made = or_error(self._rendered, render, messages)
-        if with_nulls is not messages:
+        if emptied:
+            with_nulls = [{**each, "content": None} if each in emptied else each for each in messages]
             by_nulls = or_error(self._rendered, render, with_nulls)
             if isinstance(made, DataError) or (
                 not isinstance(by_nulls, DataError)
@@ -112,24 +129,28 @@ class ChatTemplate:
         self, written: Written, tools: Sequence[Any] | None = None, *, prompt: bool = False
     ) -> list[MessageText] | None:
         """Return the text of each message in a result of `render`; None if the template does not prove the places."""
-        mark = unused_mark(written.text)
-        messages = with_marks(written.messages, mark)
+        mark = next(mark for mark in map(chr, range(0xF0000, 0xFFFFE)) if mark not in written.text)  # of a private area
+        messages = [marked_message(each, f"{mark}.{index}{mark}") for index, each in enumerate(written.messages)]
         functions = functions_of_notes(messages, mark)
-        traced = or_error(self._written, self._traced, messages, tools, prompt=prompt, functions=functions)
+        traced = or_error(self._written, self._traced, messages, tools, prompt=prompt, **functions)
         if isinstance(traced, DataError):
             return None
         text, pieces = pieces_of(traced.text, mark, len(messages))
         return pieces if text == written.text else None
 
     @cached_property
+    def thoughts(self) -> Thoughts:
+        return Thoughts(self.render)
+
+    @cached_property
+    def finder(self) -> Finder:
+        return Finder(self.render, self.pieces, self.thoughts)
+
+    @cached_property
     def _traced(self) -> Template:
         """The template with notes of the current message."""
-        parsed = self._environment.parse(self._source)
-        add_notes(parsed)
-        return self._environment.from_string(parsed)
-
-    def _render(self, messages: Messages, tools: Sequence[Any] | None, *, prompt: bool) -> Written:
-        return self._written(self._template, messages, tools, prompt=prompt, functions={})
+        add_notes(self._parsed)  # compiled already
+        return self._environment.from_string(self._parsed)
 
     def _written(
         self,
@@ -138,7 +159,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
         *,
         prompt: bool,
-        functions: Mapping[str, Any],
+        **functions: Any,
     ) -> Written:
         marks: _Marks = self._environment.lmms_marks  # type: ignore[attr-defined]
         pieces = marks.begin()
@@ -161,19 +182,6 @@ class ChatTemplate:
                 "found: write the marked text inside the block directly"
             )
         return Written(text, spans, messages)
-
-
-class JoinedText(str):
-    """The texts of a message's parts as one text. parts: of the message."""
-
-    __slots__ = ("parts",)
-    parts: list[dict[str, Any]]
-
-    @staticmethod
-    def of(parts: Sequence[dict[str, Any]]) -> JoinedText:
-        joined = JoinedText("".join(part["text"] for part in parts))
-        joined.parts = [*parts]
-        return joined
 
 
 def with_reasoning(messages: Messages) -> Messages:
@@ -206,14 +214,6 @@ def without_nulls(messages: Messages, *, but_of: str | None = None) -> Messages:
         {**message, "content": ""} if _is_null(message) and message.get("role") != but_of else message
         for message in messages
     ]
-
-
-def _with_null_calls(messages: Messages) -> Messages:
-    """Return messages with null for the content "" of each message with tool calls."""
-    called = [isinstance(each, Mapping) and each.get("content") == "" and each.get("tool_calls") for each in messages]
-    if not any(called):
-        return messages
-    return [{**each, "content": None} if is_call else each for each, is_call in zip(messages, called, strict=True)]
 
 
 def _num_calls(written: Written) -> int:
@@ -301,14 +301,6 @@ class _Marks(Extension):
         return text
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = datetime.combine(TODAY, time()).strftime
-    return environment
-
-
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -336,23 +328,9 @@ def _raise(message: str) -> None:
 # Some templates end an answer by the token of the next speaker (GLM: <|user|>, <|observation|>). The marked spans then
 # lack the end, and a model trained on these answers does not stop.
 
-_ANSWER = "zqanswerkx"  # letters that no template escapes, cuts or trims
-_QUESTION: dict[str, Any] = {"role": "user", "content": "zqquestionkx"}
-_ANSWERS: dict[str, dict[str, Any]] = {
-    "user": {"role": "assistant", "content": _ANSWER},
-    "tool": {
-        "role": "assistant",
-        "content": _ANSWER,
-        "tool_calls": [
-            {"id": "call00000", "type": "function", "function": {"name": "zqnamekx", "arguments": {"x": 1}}}
-        ],
-    },
-}  # by who speaks next
-_NEXT: dict[str, dict[str, Any]] = {
-    "user": _QUESTION,
-    "tool": {"role": "tool", "name": "zqnamekx", "tool_call_id": "call00000", "content": "zqresultkx"},
-    "system": {"role": "system", "content": "zqsystemkx"},
-}
+_ANSWER = PROBES["assistant"][-1]
+_ANSWERS = {"user": _ANSWER, "tool": {**_ANSWER, "tool_calls": [CALL]}}  # by who speaks next
+_NEXT = {role: PROBES[role][-1] for role in ("user", "tool", "system")}
 
 
 class Stops:
@@ -369,11 +347,11 @@ class Stops:
     @cached_property
     def are_trained_on(self) -> bool:
         """Whether the end of an answer is marked; also True for a template that refuses a plain conversation."""
-        made = self._rendered([_QUESTION, _ANSWERS["user"]])
+        made = self._rendered(PROBES["assistant"])
         if made is None:
             return True
         text = made.text[: self._stop(made.text, made.spans)]
-        _, answer, end = text.rpartition(_ANSWER)
+        _, answer, end = text.rpartition(_ANSWER["content"])
         return not answer or bool(end.strip())
 
     @cached_property
@@ -423,7 +401,7 @@ class Stops:
 
         Return "" if the template writes only white space before the next message's own texts, or nothing.
         """
-        answered = [_QUESTION, _ANSWERS.get(role, _ANSWERS["user"])]
+        answered = [*PROBES["user"], _ANSWERS.get(role, _ANSWER)]
         upto, full = self._rendered(answered), self._rendered([*answered, _NEXT[role]])
         if upto is None or full is None:
             return ""

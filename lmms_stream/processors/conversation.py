@@ -6,15 +6,16 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import ConfigError, DataError
-from .answers import Finder, Thoughts
+from .answers import JoinedText
 from .base import Tokens, learnt_of, or_error, spans_of
 from .byte_tokens import Span
-from .chat_template import TODAY, ChatTemplate, JoinedText, Messages, Render, Stops, Written
+from .chat_template import TODAY, ChatTemplate, Messages, Render, Stops, Written
 from .not_shown import (
     EMPTY,
     ENDS,
@@ -32,7 +33,9 @@ from .stored_chat import check_text, check_values, leave_out_nulls, read_chat
 from .tokenizers import FastTokenizer, digest
 
 Learn = Literal["all", "last"]  # messages of the assistant in a conversation that are trained on
-RENDERING_VERSION = 4  # raised when a template gets other values for the same conversation
+RENDERING_VERSION = (
+    4  # of fingerprints: stays, or all stored lengths are measured again; a changed row is an error at read
+)
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 
@@ -41,7 +44,7 @@ class Chat:
     """Messages and tools as input of templates; left_out: indices of messages that are not trained on."""
 
     messages: list[dict[str, Any]]
-    tools: list[Any] | None
+    tools: Sequence[Any] | None
     left_out: frozenset[int]
 
     @staticmethod
@@ -61,7 +64,13 @@ class Chat:
             if not message.pop("learn", True):
                 left_out.append(index)
         for function in _called_functions(messages):
-            _read_arguments(function)
+            given = function.get("arguments", {})
+            if given is None:
+                function["arguments"] = {}
+            elif isinstance(given, str):
+                with suppress(ValueError):  # the template gets other texts unchanged
+                    if isinstance(arguments := json.loads(given), dict):
+                        function["arguments"] = _Arguments(arguments, given)
         return Chat(messages, tools, frozenset(left_out))
 
     @property
@@ -91,7 +100,8 @@ class Conversations:
         self._changed: dict[Hashable, int | None] = {}  # shape of conversations -> the result of first_changed
         if "default" not in tokenizer.chat_templates:
             raise ConfigError(
-                f"tokenizer {tokenizer.name} has no chat template: set tokenizer.chat_template and save it"
+                f"tokenizer {tokenizer.name} has no chat template: write a template into chat_template.jinja in its "
+                "folder (docs/start.md has an example for base models), or name another tokenizer"
             )
         for stops in (self._stops[name] for name in ("default", "tool_use") if name in self._stops):
             if learn_stop and not stops.are_trained_on:
@@ -108,7 +118,7 @@ class Conversations:
             "special_tokens": dict(self.tokenizer.special_tokens),
             **({"today": TODAY.isoformat()} if "strftime_now" in templates else {}),
             **({"learn_stop": True} if self.learn_stop else {}),
-            **({"thoughts_after_prompt": 2} if any(each and each.opening for each in self._thoughts.values()) else {}),
+            **({"thoughts_after_prompt": 2} if any(map(_opening, self._templates.values())) else {}),
         }
 
     def text(self, chat: Chat, *, prompt: bool = False) -> str:
@@ -158,7 +168,7 @@ class Conversations:
             bits |= bit_of(MASKED)
         if any(is_empty(chat.messages[index]) for index in chat.spoken):
             bits |= bit_of(EMPTY)
-        if self.learn_stop or self._stops[self._name_of_template(chat)].are_trained_on:
+        if self.learn_stop or self._stops[self._name_of(chat)].are_trained_on:
             return bits
         return bits | bits_of(ENDS, len(learnt))
 
@@ -190,12 +200,12 @@ class Conversations:
         """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""
         if self.learn == "last":
             chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
-        written = self._by_template(chat, None, prompt=False)
+        written = self._template_of(chat).render(chat.messages, chat.tools)
         text, start = self._after_prompt(chat, None, written.text)
         spans = written.spans
         if self._template_of(chat).has_marks:
             chat = replace(chat, left_out=chat.left_out | self.unshown(chat))
-            left_out = self._spans_left_out(chat, text, spans) if chat.left_out else []
+            left_out = self._spans_left_out(chat, written) if chat.left_out else []
         else:
             by_answer = self._answers(chat, written, text, start)
             spans = [span for each in by_answer.values() for span in each]
@@ -205,7 +215,8 @@ class Conversations:
         stops = self._stops_of(chat)
         if stops is not None:
             spans, left_out = ([stops.extended(text, span) for span in each] for each in (spans, left_out))
-        return Rendered((text, _not_empty(spans)), _not_empty(left_out))
+        spans, left_out = ([span for span in each if span[0] < span[1]] for each in (spans, left_out))
+        return Rendered((text, spans), left_out)
 
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Return the tokens of texts and the spans that are trained on.
@@ -216,36 +227,21 @@ class Conversations:
         made = []
         for each, (ids, spans) in zip(rendered, self.tokenizer.ids_and_spans(marked), strict=True):
             num_marked = len(each.marked[1])
-            joined = _joined(spans[:num_marked])
-            made.append((ids, _without(joined, spans[num_marked:], len(ids)) if each.left_out else joined))
+            learnt = learnt_of(spans[:num_marked], len(ids)) & ~learnt_of(spans[num_marked:], len(ids))
+            made.append((ids, [(start, stop) for start, stop in spans_of(learnt).tolist()]))
         return made
 
     @cached_property
     def _templates(self) -> dict[str, ChatTemplate]:
         return {
-            name: ChatTemplate(source, self.tokenizer.special_tokens)
+            name: ChatTemplate(source, self.tokenizer.special_tokens, by=_by_forms)
             for name, source in self.tokenizer.chat_templates.items()
         }
 
     @cached_property
     def _stops(self) -> dict[str, Stops]:
         return {
-            name: Stops(partial(template.render, by=_by_forms), self.tokenizer, has_marks=template.has_marks)
-            for name, template in self._templates.items()
-        }
-
-    @cached_property
-    def _thoughts(self) -> dict[str, Thoughts | None]:
-        return {name: None if each.has_marks else Thoughts(each.render) for name, each in self._templates.items()}
-
-    @cached_property
-    def _finders(self) -> dict[str, Finder]:
-        return {
-            name: Finder(
-                partial(template.render, by=_by_forms),
-                template.pieces,
-                self._thoughts[name] or Thoughts(template.render),
-            )
+            name: Stops(template.render, self.tokenizer, has_marks=template.has_marks)
             for name, template in self._templates.items()
         }
 
@@ -256,18 +252,18 @@ class Conversations:
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled templates cannot be pickled: the receiving process compiles them again.
-        made_again = ("_templates", "_stops", "_thoughts", "_finders", "_not_shown")
+        made_again = ("_templates", "_stops", "_not_shown")
         return {name: value for name, value in self.__dict__.items() if name not in made_again} | {"_changed": {}}
 
-    def _name_of_template(self, chat: Chat) -> str:
+    def _name_of(self, chat: Chat) -> str:
         return "tool_use" if chat.tools and "tool_use" in self._templates else "default"
 
     def _template_of(self, chat: Chat) -> ChatTemplate:
-        return self._templates[self._name_of_template(chat)]
+        return self._templates[self._name_of(chat)]
 
     def _stops_of(self, chat: Chat) -> Stops | None:
         """Ends of answers to be trained on in addition to the marks, or None."""
-        stops = self._stops[self._name_of_template(chat)]
+        stops = self._stops[self._name_of(chat)]
         return stops if self.learn_stop and not stops.are_trained_on else None
 
     def _ended(self, chat: Chat, text: str, spans: Sequence[Span]) -> str:
@@ -277,7 +273,7 @@ class Conversations:
 
     def _render(self, chat: Chat, stop: int | None = None, *, prompt: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the marked spans of the first `stop` messages (default: all)."""
-        text, spans, _ = self._by_template(chat, stop, prompt=prompt)
+        text, spans, _ = self._template_of(chat).render(chat.messages[:stop], chat.tools, prompt=prompt)
         return (text if prompt else self._after_prompt(chat, stop, text)[0]), spans
 
     def _after_prompt(self, chat: Chat, stop: int | None, text: str) -> tuple[str, int | None]:
@@ -285,27 +281,22 @@ class Conversations:
 
         None: the template's own text, unchanged; see answers.py.
         """
-        messages, thoughts = chat.messages[:stop], self._thoughts[self._name_of_template(chat)]
-        if not messages or messages[-1]["role"] != "assistant" or thoughts is None or not thoughts.opening:
+        messages, template = chat.messages[:stop], self._template_of(chat)
+        if not messages or messages[-1]["role"] != "assistant" or not _opening(template):
             return text, None
         if len(messages) < len(chat.messages) and len(messages) - 1 in chat.left_out:
             return text, None  # in the whole conversation, this answer has the template's own form
-        before = self._by_template(chat, len(messages) - 1, prompt=True).text
-        changed = thoughts.after(before, text, messages[-1])
+        before = template.render(messages[:-1], chat.tools, prompt=True).text
+        changed = template.thoughts.after(before, text, messages[-1])
         return changed, None if changed == text else len(before)
-
-    def _by_template(self, chat: Chat, stop: int | None, *, prompt: bool) -> Written:
-        """Return the template's text of the first `stop` messages, and its marked spans."""
-        render = self._template_of(chat).render
-        return render(chat.messages[:stop], chat.tools, prompt=prompt, by=_by_forms)
 
     def _answers(self, chat: Chat, written: Written, text: str, start: int | None) -> dict[int, list[Span]]:
         """Return the index of each message of the assistant, and its spans in the text; see Finder.
 
         start: of the last answer, if the text has it in another form than `written`, the template's text.
         """
-        name = self._name_of_template(chat)
-        pieces = self._templates[name].pieces(written, chat.tools)
+        template = self._template_of(chat)
+        pieces = template.pieces(written, chat.tools)
         by_answer: dict[int, list[Span]] = {}
         for index in chat.spoken:
             if pieces is None:
@@ -313,7 +304,7 @@ class Conversations:
             if start is not None and index == len(chat.messages) - 1:
                 by_answer[index] = [(start, len(text.rstrip()))]
                 continue
-            spans = self._finders[name].spans(written, pieces, index)
+            spans = template.finder.spans(written, pieces, index)
             if spans is not None:
                 by_answer[index] = spans
         missing = {*chat.spoken} - by_answer.keys() - chat.left_out
@@ -342,29 +333,27 @@ class Conversations:
             spans[index] = len(before), len(upto.rstrip())
         return spans
 
-    def _spans_left_out(self, chat: Chat, text: str, spans: Sequence[Span]) -> list[Span]:
+    def _spans_left_out(self, chat: Chat, written: Written) -> list[Span]:
         """Spans of messages that are not trained on."""
-        speakers: Sequence[int] = chat.spoken
-        if len(spans) != len(speakers):
-            speakers = self._speakers_of(spans, chat)
-        return [span for span, index in zip(spans, speakers, strict=True) if index in chat.left_out]
-
-    def _speakers_of(self, spans: Sequence[Span], chat: Chat) -> list[int]:
-        """Return the message of each span, for templates that mark a message several times, or not at all. A message
-        owns the spans that it adds to the text of the messages before.
-        """
-        indices: list[int] = []
-        for index in chat.spoken:
-            _, upto = self._render(chat, index + 1)
-            if upto != spans[: len(upto)]:
-                break
-            indices += [index] * (len(upto) - len(indices))
-        if len(indices) != len(spans):
+        spans, spoken = written.spans, chat.spoken
+        if len(spans) == len(spoken):
+            return [span for span, index in zip(spans, spoken, strict=True) if index in chat.left_out]
+        pieces = self._template_of(chat).pieces(written, chat.tools) or []
+        owners = [
+            [at for at, piece in enumerate(pieces) if any(run[0] < stop and start < run[1] for run in piece.runs)]
+            or [len(chat.messages) - 1] * bool(pieces)  # the last message also has the text after all messages
+            for start, stop in spans
+        ]
+        if any(len(each) != 1 for each in owners):
             raise DataError(
                 f"the chat template marks {len(spans)} spans that do not match single messages, so messages with "
                 '"learn": false cannot be found: use another template, or a dataset without "learn": false'
             )
-        return indices
+        return [span for span, owner in zip(spans, owners, strict=True) if owner[0] in chat.left_out]
+
+
+def _opening(template: ChatTemplate) -> str:
+    return "" if template.has_marks else template.thoughts.opening
 
 
 def _other_beginning(before: str, upto: str, index: int) -> str:
@@ -377,49 +366,12 @@ def _other_beginning(before: str, upto: str, index: int) -> str:
     )
 
 
-def _not_empty(spans: Sequence[Span]) -> list[Span]:
-    return [span for span in spans if span[0] < span[1]]
-
-
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Join spans that overlap or touch; the result ascends."""
-    joined: list[Span] = []
-    for start, stop in sorted(spans):
-        if start == stop:
-            continue
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-        else:
-            joined.append((start, stop))
-    return joined
-
-
-def _without(spans: Sequence[Span], left_out: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Spans of tokens without the tokens in left_out."""
-    learnt = learnt_of(spans, num_tokens) & ~learnt_of(left_out, num_tokens)
-    return [(start, stop) for start, stop in spans_of(learnt).tolist()]
-
-
 class _Arguments(dict[str, Any]):
     """Arguments of a tool call as an object. text: the JSON text in the row."""
 
     def __init__(self, values: Mapping[str, Any], text: str):
         super().__init__(values)
         self.text = text
-
-
-def _read_arguments(function: dict[str, Any]) -> None:
-    """Replace OpenAI's JSON text of a call's arguments by the object, and null by {}."""
-    given = function.get("arguments", {})
-    if given is None:
-        function["arguments"] = {}
-    elif isinstance(given, str):
-        try:
-            arguments = json.loads(given)
-        except ValueError:
-            return  # the template gets the text unchanged
-        if isinstance(arguments, dict):
-            function["arguments"] = _Arguments(arguments, given)
 
 
 def _called_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ from .base import (
     or_error,
     through,
 )
-from .byte_tokens import Span
 from .conversation import Chat, Conversations, Learn, Parts, Rendered
 from .families.family import Family, FamilyMaker, Layout
 from .families.files import ProcessorFiles, read_files
@@ -128,14 +127,11 @@ class MultimodalProcessor:
 
     def measure_media(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
         """See MeasureMedia."""
-        return through([or_error(self._text, sample) for sample in samples], self._measured)
+        return through([or_error(self._filled, sample) for sample in samples], self._measured)
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
-        return [or_error(self._not_shown, sample) for sample in samples]
-
-    def _not_shown(self, sample: Sample) -> int:
-        return self._conversations.not_shown(self._read(sample)[0])
+        return [or_error(lambda sample: self._conversations.not_shown(self._read(sample)[0]), s) for s in samples]
 
     def first_changed(self, samples: Sequence[Sample]) -> list[int | DataError | None]:
         """See FirstChanged."""
@@ -143,11 +139,7 @@ class MultimodalProcessor:
 
     def prompt_ids(self, sample: Sample) -> NDArray[np.int64]:
         """Tokens of a sample's messages and the generation prompt: int64[T]."""
-        chat, parts = self._read(sample)
-        layouts = self._layouts(parts, sample)
-        text = self._conversations.text(chat, prompt=True)
-        self._placeholders.check(text, layouts)
-        filled = self._placeholders.fill(text, layouts)
+        _, filled, _ = self._filled(sample, prompt=True)
         (ids,) = self.tokenizer.ids([filled.text], add_special_tokens=False)
         return np.repeat(ids.astype(np.int64), self._repeats(ids, filled))
 
@@ -155,18 +147,18 @@ class MultimodalProcessor:
         """Mask of tokens that do not stand for media."""
         return ~np.isin(input_ids, self._never_learnt)
 
-    def _text(self, sample: Sample) -> _Text:
+    def _filled(self, sample: Sample, *, prompt: bool = False) -> tuple[Rendered, Filled, list[dict[str, Any]]]:
+        """Return the text of a sample, or of a prompt, the text with its media, and their parts in their order."""
         chat, parts = self._read(sample)
         layouts = self._layouts(parts, sample)
-        text = self._conversations.rendered(chat).marked[0]
-        self._placeholders.check(text, layouts)
-        if any(layout.text for layout in layouts):
-            text = self._placeholders.fill(text, layouts).text
-        return _Text(text, layouts)
+        chats = self._conversations
+        rendered = Rendered((chats.text(chat, prompt=True), []), []) if prompt else chats.rendered(chat)
+        self._placeholders.check(rendered.marked[0], layouts)
+        return rendered, self._placeholders.fill(rendered.marked[0], layouts), parts
 
-    def _measured(self, texts: Sequence[_Text]) -> list[Measured]:
-        lengths = self.tokenizer.num_tokens([each.text for each in texts], add_special_tokens=False)
-        return [_measured(each.layouts, length) for each, length in zip(texts, lengths, strict=True)]
+    def _measured(self, made: Sequence[tuple[Rendered, Filled, Parts]]) -> list[Measured]:
+        lengths = self.tokenizer.num_tokens([filled.text for _, filled, _ in made], add_special_tokens=False)
+        return [_measured(filled.layouts, length) for (_, filled, _), length in zip(made, lengths, strict=True)]
 
     def process(self, sample: Sample) -> Processed:
         return self.process_into(sample, new_memory)
@@ -201,11 +193,7 @@ class MultimodalProcessor:
         return seen
 
     def _tokenized(self, sample: Sample) -> _Tokenized:
-        chat, parts = self._read(sample)
-        layouts = self._layouts(parts, sample)
-        rendered = self._conversations.rendered(chat)
-        self._placeholders.check(rendered.marked[0], layouts)
-        filled = self._placeholders.fill(rendered.marked[0], layouts)
+        rendered, filled, parts = self._filled(sample)
         ((ids, spans),) = self._conversations.tokenized([moved(rendered, filled)])
         learnt = learnt_of(spans, len(ids)) & ~np.isin(ids, self._never_learnt)
         media = [media_part(parts[index], sample["media"]).data for index in filled.indices]
@@ -289,13 +277,6 @@ class _Tokenized(NamedTuple):
     learnt: NDArray[np.bool_]
     filled: Filled
     media: list[bytes]
-
-
-class _Text(NamedTuple):
-    """Text of a conversation, with each placeholder once, and the layouts of its media."""
-
-    text: str
-    layouts: list[Layout]
 
 
 def _facts(part: dict[str, Any], sample: Sample) -> Facts:
@@ -422,19 +403,15 @@ class Placeholders:
             indices.append(index)
             new = layouts[index].text
             if new:
-                start, stop = self._with_surroundings(text, *found.span())
+                (start, stop), (before, after) = found.span(), self.surroundings
+                if text.endswith(before, 0, start) and text.startswith(after, stop):
+                    start, stop = start - len(before), stop + len(after)
                 pieces += text[begin:start], new
                 length += start - begin
                 edits.append(Edit(start, stop, length, length + len(new)))
                 length += len(new)
                 begin = stop
         return Filled("".join([*pieces, text[begin:]]), [layouts[index] for index in indices], indices, edits)
-
-    def _with_surroundings(self, text: str, start: int, stop: int) -> Span:
-        before, after = self.surroundings
-        if text.endswith(before, 0, start) and text.startswith(after, stop):
-            return start - len(before), stop + len(after)
-        return start, stop
 
 
 def moved(rendered: Rendered, filled: Filled) -> Rendered:
@@ -443,28 +420,20 @@ def moved(rendered: Rendered, filled: Filled) -> Rendered:
     if not filled.edits:
         return Rendered((filled.text, spans), left_out)
     edits = filled.edits
-    new_spans, new_left_out = (_not_empty([_moved_span(span, edits) for span in each]) for each in (spans, left_out))
+
+    def moved_offset(offset: int) -> int:
+        """Map an offset of the text to the edited text; an offset inside of an edit becomes its end."""
+        number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before the offset
+        edit = edits[number - 1]
+        return max(edit.new_stop, offset - edit.stop + edit.new_stop) if number else offset
+
+    new_spans, new_left_out = (
+        [(first, last) for start, stop in each if (first := moved_offset(start)) < (last := moved_offset(stop))]
+        for each in (spans, left_out)
+    )
     written = [
         (edit.new_start, edit.new_stop)
         for edit in edits
         if any(start < edit.stop and edit.start < stop for start, stop in spans)
     ]
     return Rendered((filled.text, new_spans), [*new_left_out, *written])
-
-
-def _not_empty(spans: Sequence[Span]) -> list[Span]:
-    return [span for span in spans if span[0] < span[1]]
-
-
-def _moved_span(span: Span, edits: Sequence[Edit]) -> Span:
-    start, stop = (_moved_offset(offset, edits) for offset in span)
-    return start, stop
-
-
-def _moved_offset(offset: int, edits: Sequence[Edit]) -> int:
-    """Map an offset of a text to the edited text; an offset inside of an edit becomes its end."""
-    number = bisect_right(edits, offset, key=lambda edit: edit.start + 1)  # edits that begin before the offset
-    if not number:
-        return offset
-    edit = edits[number - 1]
-    return max(edit.new_stop, offset - edit.stop + edit.new_stop)

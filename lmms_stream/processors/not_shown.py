@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .answers import REASONING_KEYS, JoinedText, pieces_of_text, with_function, with_texts
 from .base import Processor
-from .chat_template import REASONING_KEYS, JoinedText
 
 DROPPED = ("system", "tools", "tool_calls", "tool_results", "reasoning", "content")  # kinds of content
 ENDS = "ends"  # of answers, which are not trained on
@@ -36,11 +36,8 @@ _CALLING = ("tools", "tool_calls", UNSHOWN)
 _OF_ROLES = {"system": "system", "developer": "system", "tool": "tool_results", "function": "tool_results"}
 _VARYING_KEYS = {"name", "id", "tool_call_id", *REASONING_KEYS}  # their values are not part of a shape
 _SHORT_WORD = re.compile(r"[A-Za-z_-]{1,16}")
-_THOUGHT_TAG = re.compile("(</?think>)")
-_TAG = r"</?[\w|]{1,32}>"
-_LEADING_TAG, _CLOSING_TAG = re.compile(rf"\s*(?:{_TAG})?"), re.compile(rf"{_TAG}\s*")
 MOST_SHAPES = 4096  # of conversations, kept with a result each
-Render = Callable[[list[dict[str, Any]], list[Any] | None], str]
+Render = Callable[[list[dict[str, Any]], Sequence[Any] | None], str]
 
 
 def kinds_of(bits: int) -> list[str]:
@@ -171,30 +168,31 @@ class NotShown:
         if shape not in self._known:
             if len(self._known) == MOST_SHAPES:
                 self._known.clear()
-            self._known[shape] = self._by_marks(messages, tools)
-        return self._known[shape] or self._by_texts(messages, tools)
+            self._known[shape] = self._lost(messages, tools, by_marks=True)
+        nothing = Lost(0, frozenset(), frozenset())  # measuring raises the template's error
+        return self._known[shape] or self._lost(messages, tools, by_marks=False) or nothing
 
-    def _by_marks(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost | None:
-        """Return what all conversations of the shape lose; None if the template refuses the marks."""
+    def _lost(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, by_marks: bool
+    ) -> Lost | None:
+        """Return what all conversations of the shape lose, or this conversation, by its texts; None if the template
+        refuses the messages with marks, or as they are.
+        """
         marking = _Marking()
         marked, marked_tools = [marking.message(each) for each in messages], marking.tools(tools)
         try:
-            text = self._render(marked, marked_tools).casefold()
+            text = self._render(marked, marked_tools) if by_marks else self._render([*map(dict, messages)], tools)
         except DataError:
             return None
-        return _lost(messages, [(each, each.mark in text) for each in marking.marks])
-
-    def _by_texts(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> Lost:
-        """Return the content of a conversation whose texts are missing in the rendered text."""
-        marking = _Marking()
-        for each in messages:
-            marking.message(each)
-        marking.tools(tools)
-        try:
-            text = self._render([dict(each) for each in messages], None if tools is None else list(tools)).casefold()
-        except DataError:  # measuring raises this error
-            return Lost(0, frozenset(), frozenset())
-        return _lost(messages, [(each, any(form in text for form in _forms(each.text))) for each in marking.marks])
+        text, marks = text.casefold(), marking.marks
+        hidden = {each for each in marks if not any(form in text for form in ([each.mark] if by_marks else each.forms))}
+        shown = {each.message for each in marks if each not in hidden}
+        spoken = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
+        return Lost(
+            sum(map(bit_of, {each.kind for each in hidden})),
+            frozenset(spoken & {each.message for each in hidden} - shown),
+            frozenset(spoken & {each.message for each in hidden if each.kind == "reasoning"}),
+        )
 
 
 class _Mark(NamedTuple):
@@ -208,6 +206,13 @@ class _Mark(NamedTuple):
     text: str
     message: int | None
 
+    @property
+    def forms(self) -> list[str]:
+        """The text as templates may write it: plain, and as a JSON string; all in lower case for comparison."""
+        text = self.text.strip()
+        in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
+        return [form.casefold() for form in (text, *in_json)]
+
 
 class Lost(NamedTuple):
     """Content missing in a conversation's text. bits: kinds, of DROPPED. answers: indices of the assistant's messages
@@ -219,18 +224,6 @@ class Lost(NamedTuple):
     thoughts: frozenset[int]
 
 
-def _lost(messages: Sequence[Mapping[str, Any]], marks: Sequence[tuple[_Mark, bool]]) -> Lost:
-    """marks: each mark, and whether it is shown."""
-    spoken = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
-    shown = {each.message for each, is_shown in marks if is_shown}
-    hidden = [each for each, is_shown in marks if not is_shown]
-    return Lost(
-        sum(map(bit_of, {each.kind for each in hidden})),
-        frozenset(spoken & {each.message for each in hidden} - shown),
-        frozenset(spoken & {each.message for each in hidden if each.kind == "reasoning"}),
-    )
-
-
 class _Marking:
     """Replaces texts of messages and of tools by marks."""
 
@@ -239,49 +232,20 @@ class _Marking:
         self._message: int | None = -1  # index of the message, None for tools
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        marked = dict(message)
         self._message = -1 if self._message is None else self._message + 1
-        kind = _OF_ROLES.get(message["role"], "content")
-        content = message.get("content")
-        if isinstance(content, JoinedText):
-            parts = [{**part, "text": self._content(part["text"], kind, message["role"])} for part in content.parts]
-            marked["content"] = JoinedText.of(parts)
-        elif isinstance(content, str):
-            marked["content"] = self._content(content, kind, message["role"])
-        elif isinstance(content, list):
-            marked["content"] = [
-                {**part, "text": self._content(part["text"], kind, message["role"])} if part["type"] == "text" else part
-                for part in content
-            ]
-        marks: dict[str, str] = {}
-        for key, text in _reasoning(message):
-            if text not in marks:
-                marks[text] = self._mark("reasoning", text)
-            marked[key] = marks[text]
-        if isinstance(message.get("tool_calls"), list):
-            marked["tool_calls"] = [self._call(call) for call in message["tool_calls"]]
-        if isinstance(message.get("function_call"), dict):
-            marked["function_call"] = self._function(message["function_call"])
-        return marked
+        of_role = _OF_ROLES.get(message["role"], "content")
+        thoughts: dict[str, str] = {}
+
+        def marked(kind: str, text: str) -> str:
+            if kind == "reasoning" and message["role"] == "assistant":
+                return thoughts.get(text) or thoughts.setdefault(text, self._mark(kind, text))
+            return self._mark(of_role, text)
+
+        return with_texts(message, marked, self._function)
 
     def tools(self, tools: Sequence[Any] | None) -> list[Any] | None:
         self._message = None
-        if tools is None:
-            return None
-        return [self._called(tool, self._tool) for tool in tools]
-
-    def _content(self, text: str, kind: str, role: str) -> str:
-        return "".join(self._mark(of, piece) if of else piece for of, piece in _pieces(text, kind, role))
-
-    def _call(self, call: Any) -> Any:
-        return self._called(call, self._function)
-
-    def _called(self, value: Any, mark: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-        """Mark the function of a tool or a call, or the value itself without a function."""
-        if not isinstance(value, dict):
-            return value
-        function = value.get("function")
-        return {**value, "function": mark(function)} if isinstance(function, dict) else mark(value)
+        return None if tools is None else [with_function(tool, self._tool) for tool in tools]
 
     def _tool(self, function: dict[str, Any]) -> dict[str, Any]:
         """Mark the name, the description and the names of parameters of a tool."""
@@ -315,49 +279,6 @@ class _Marking:
         mark = f"zq{len(self.marks)}kx"  # letters and digits that no template escapes, cuts or trims
         self.marks.append(_Mark(kind, mark, text, self._message))
         return mark
-
-
-def _forms(text: str) -> list[str]:
-    """Return a text as templates may write it: plain, and as a JSON string; all in lower case for comparison."""
-    text = text.strip()
-    in_json = (json.dumps(text, ensure_ascii=ensure_ascii)[1:-1] for ensure_ascii in (False, True))
-    return [form.casefold() for form in (text, *in_json)]
-
-
-def _pieces(text: str, kind: str, role: str) -> Iterator[tuple[str, str]]:
-    """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space next to <think>.
-
-    >>> list(_pieces("<think>\\n</think>yes", "content", "assistant"))
-    [('', '<think>'), ('', '\\n'), ('', '</think>'), ('content', 'yes')]
-    >>> list(_pieces("<tool_response>3</tool_response>", "content", "user"))
-    [('', '<tool_response>'), ('content', '3'), ('', '</tool_response>')]
-    """
-    parts = _THOUGHT_TAG.split(text) if role == "assistant" else [text]
-    keeps_space = len(parts) > 1
-    for number, part in enumerate(parts):
-        if number % 2 or not part.strip():
-            pieces = [("", part)]
-        else:
-            is_thought = parts[number - 1 : number] == ["<think>"] or parts[number + 1 : number + 2] == ["</think>"]
-            start, stop = _between_tags(part, keeps_space=keeps_space)
-            pieces = [("", part[:start]), ("reasoning" if is_thought else kind, part[start:stop]), ("", part[stop:])]
-        yield from (piece for piece in pieces if piece != ("", ""))
-
-
-def _between_tags(text: str, *, keeps_space: bool) -> tuple[int, int]:
-    """Return the end of a leading tag of a text, and the start of a closing tag: the text between them is marked."""
-    first = _LEADING_TAG.match(text)
-    start = first.end() if first and (keeps_space or not first.group().isspace()) else 0
-    stop = text.rfind("<", start)
-    if stop < 0 or not _CLOSING_TAG.fullmatch(text, stop):
-        stop = max(start, len(text.rstrip())) if keeps_space else len(text)
-    return start, stop
-
-
-def _reasoning(message: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the keys of a message with reasoning, and their texts."""
-    found = [(key, message[key].strip()) for key in REASONING_KEYS if isinstance(message.get(key), str)]
-    return [(key, text) for key, text in found if text]
 
 
 def _arguments_of(function: Mapping[str, Any]) -> tuple[str, Any]:
@@ -409,7 +330,8 @@ def _shape(message: Mapping[str, Any], source: str) -> Hashable:
         (key, _is_filled(message[key]) if key in _VARYING_KEYS else _value_shape(message[key]))
         for key in sorted(message.keys() - {"role", "content"})
     )
-    thoughts = [text for _, text in _reasoning(message)]
+    texts = (message[key].strip() for key in REASONING_KEYS if isinstance(message.get(key), str))
+    thoughts = [*filter(None, texts)]
     return role, shape, others, tuple(map(thoughts.index, thoughts))
 
 
@@ -418,7 +340,7 @@ def _text_shape(text: str, role: str, source: str) -> Hashable:
     if "<" not in text:
         return bool(text.strip())
     tests_any = "'<'" in source or '"<"' in source
-    pieces = _pieces(text, "content", role)
+    pieces = [each for each in pieces_of_text(text, role) if each != ("", "")]
     shape = tuple(kind or piece for kind, piece in pieces if kind or tests_any or piece.strip()[:4] in source)
     return shape if shape != ("content",) else True
 

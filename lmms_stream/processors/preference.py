@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -50,8 +51,6 @@ class PreferenceProcessor:
     ):
         self.tokenizer = FastTokenizer.of(tokenizer, name=source)
         self.objective = checked_objective(objective)
-        has_template = "default" in self.tokenizer.chat_templates
-        self._conversations = Conversations(self.tokenizer, learn="all", learn_stop=None) if has_template else None
 
     @staticmethod
     def from_pretrained(
@@ -63,11 +62,11 @@ class PreferenceProcessor:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        chats = self._conversations
+        has_template = "default" in self.tokenizer.chat_templates
         return {
             "class": "PreferenceProcessor",
             "version": 1,
-            **({"tokenizer": self.tokenizer.digest} if chats is None else chats.description),
+            **(self._conversations.description if has_template else {"tokenizer": self.tokenizer.digest}),
             "eos_token": self.tokenizer.special_tokens.get("eos_token"),
         }
 
@@ -76,7 +75,7 @@ class PreferenceProcessor:
 
     def measure_all(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See MeasureAll."""
-        made = [or_error(self._answers, sample) for sample in samples]
+        made = [or_error(lambda sample: self._texts(read_preference(sample["messages"])), each) for each in samples]
         texts = [each for each in made if isinstance(each, _Texts)]
         encoded = {
             is_chat: iter(
@@ -105,7 +104,7 @@ class PreferenceProcessor:
         bits = 0
         for answer in stored.answers.values():
             chat = Chat.of(copy.deepcopy([*stored.prompt, *answer]), stored.tools, joined_text)
-            bits |= self._chats().not_shown(replace(chat, left_out=frozenset(range(len(stored.prompt)))))
+            bits |= self._conversations.not_shown(replace(chat, left_out=frozenset(range(len(stored.prompt)))))
         return bits
 
     def process(self, sample: Sample) -> Processed:
@@ -114,16 +113,17 @@ class PreferenceProcessor:
         prompt, *answers = self.tokenizer.ids([made.prompt, *made.texts], add_special_tokens=not made.is_chat)
         return sequences_of(prompt, answers, stored.roles)
 
-    def _answers(self, sample: Sample) -> _Texts:
-        return self._texts(read_preference(sample["messages"]))
-
     def _texts(self, stored: StoredPreference) -> _Texts:
         if isinstance(stored.prompt, str):
-            end = self._end_of_text()
+            end = self.tokenizer.special_tokens.get("eos_token")
+            if end is None:
+                raise ConfigError(
+                    f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
+                )
             answers = [str(each) for each in stored.answers.values()]
             texts = [stored.prompt + each + ("" if each.endswith(end) else end) for each in answers]
             return _Texts(stored.prompt, texts, is_chat=False)
-        chats, prompt = self._chats(), Chat.of(stored.prompt, stored.tools, joined_text)
+        chats, prompt = self._conversations, Chat.of(stored.prompt, stored.tools, joined_text)
         answered = [
             Chat.of(each, stored.tools, joined_text) for each in stored.answers.values() if not isinstance(each, str)
         ]
@@ -141,21 +141,9 @@ class PreferenceProcessor:
             before = max(beginnings, key=lambda each: len(commonprefix([each, *texts])))  # noqa: RUF071 - no paths
         return _Texts(before, texts, is_chat=True)
 
-    def _chats(self) -> Conversations:
-        if self._conversations is None:
-            raise ConfigError(
-                f"tokenizer {self.tokenizer.name} has no chat template, but the answers belong to chats: set "
-                "tokenizer.chat_template and save it, or convert prompts and answers as texts"
-            )
-        return self._conversations
-
-    def _end_of_text(self) -> str:
-        end = self.tokenizer.special_tokens.get("eos_token")
-        if end is None:
-            raise ConfigError(
-                f"tokenizer {self.tokenizer.name} has no end-of-text token: set tokenizer.eos_token and save it"
-            )
-        return str(end)
+    @cached_property
+    def _conversations(self) -> Conversations:
+        return Conversations(self.tokenizer, learn="all", learn_stop=None)
 
 
 LEFT_OUT = (
@@ -213,17 +201,14 @@ def sequences_of(
 
 def _num_prompt(prompt: NDArray[np.integer[Any]], *answers: NDArray[np.integer[Any]]) -> int:
     """Number of tokens before all answers; DataError for an answer without more tokens."""
-    num_prompt = min(_num_common(prompt, ids) for ids in answers)
+    num_prompt = len(prompt)
+    for ids in answers:
+        num = min(num_prompt, len(ids))
+        differ = np.flatnonzero(ids[:num] != prompt[:num])
+        num_prompt = int(differ[0]) if len(differ) else num
     if any(len(ids) == num_prompt for ids in answers):
         raise DataError("an answer adds no tokens to its prompt, so no token would be trained on: remove the row")
     return num_prompt
-
-
-def _num_common(ids: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> int:
-    """Number of equal tokens at the start."""
-    num = min(len(ids), len(others))
-    differ = np.flatnonzero(ids[:num] != others[:num])
-    return int(differ[0]) if len(differ) else num
 
 
 # Answers to compare whose prompts have media.
@@ -256,7 +241,13 @@ class MediaPreferenceProcessor:
         made = [or_error(_chats, sample) for sample in samples]
         chats = [chat for each in made if not isinstance(each, DataError) for chat in each]
         found = iter(self.processor.measure_media(chats))
-        return through(made, lambda of_samples: [_summed([next(found) for _ in each]) for each in of_samples])
+
+        def summed(num_answers: int) -> Measured | DataError:
+            lengths = [next(found) for _ in range(num_answers)]
+            error = next((each for each in lengths if isinstance(each, DataError)), None)
+            return error or Measured(*map(sum, zip(*lengths, strict=True)))
+
+        return through(made, lambda of_samples: [summed(len(each)) for each in of_samples])
 
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
@@ -314,11 +305,6 @@ def _chats(sample: Sample) -> list[Sample]:
 def _chat(stored: StoredPreference, messages: Any, sample: Sample) -> Sample:
     text = json.dumps({"messages": messages, "tools": stored.tools})
     return {"messages": text, **({"media": sample["media"]} if "media" in sample else {})}
-
-
-def _summed(found: Sequence[Measured | DataError]) -> Measured | DataError:
-    error = next((each for each in found if isinstance(each, DataError)), None)
-    return error or Measured(*(sum(values) for values in zip(*found, strict=True)))
 
 
 def _behind_each_other(values: Sequence[Any], *, axis: int) -> Any:

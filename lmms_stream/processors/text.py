@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -142,7 +142,8 @@ class TokensProcessor:
         rows: TokenRows,
     ) -> NDArray[np.int64]:
         """See PackFiller."""
-        kernels = _kernels()
+        from . import token_kernels as kernels  # at the first use: numba takes a while
+
         num_loss_tokens = np.empty(len(segments.indices), np.int64)
         outcome, segment, value = kernels.fill(
             addresses,
@@ -164,14 +165,6 @@ class TokensProcessor:
         }
         num_tokens = value if outcome == kernels.OTHER_LENGTH else None
         raise SegmentError(what[outcome], segment=segment, num_tokens=num_tokens)
-
-
-@cache
-def _kernels() -> Any:
-    """Import the compiled loops at their first use: numba takes a while."""
-    from . import token_kernels
-
-    return token_kernels
 
 
 @lru_cache

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,10 @@ class FastTokenizer:
             name=name,
             model=_without_padding(tokenizer.backend_tokenizer),
             chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),
-            special_tokens=_as_text(special_tokens_of(tokenizer)),
+            special_tokens={
+                name: [*map(str, token)] if isinstance(token, list) else str(token)
+                for name, token in special_tokens_of(tokenizer).items()
+            },
             eos_token_id=tokenizer.eos_token_id,
             splits_special=bool(tokenizer.split_special_tokens),
             trust_remote_code=trust_remote_code or getattr(type(tokenizer), "_auto_class", None) is not None,
@@ -96,7 +100,7 @@ class FastTokenizer:
         return [len(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
 
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
-        if self._has_threads:  # encoding a batch would start threads
+        if is_parallel():  # encoding a batch would start threads
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return encodings
@@ -119,7 +123,16 @@ class FastTokenizer:
 
     def _encoded(self, text: str, spans: Sequence[Span]) -> Tokens:
         encoding = self.encode(text, add_special_tokens=False)
-        return _ids_of(encoding), [_tokens_of(encoding, text, span) for span in spans]
+        starts, stops = _chars_of(encoding, text)
+        found: list[Span] = []
+        for start, stop in spans:
+            first, last = int(stops.searchsorted(start, "right")), int(starts.searchsorted(stop)) - 1
+            while 0 < first <= last and stops[first - 1] > starts[first]:
+                first -= 1
+            while first <= last < len(stops) - 1 and stops[last] > starts[last + 1]:
+                last += 1
+            found.append((first, last + 1) if start < stop and first <= last else (0, 0))
+        return _ids_of(encoding), found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, including special tokens."""
@@ -143,10 +156,6 @@ class FastTokenizer:
     def digest(self) -> str:
         """Digest of everything that determines the tokens of a text."""
         return digest(self.model + "splits special tokens" * self.splits_special)
-
-    @property
-    def _has_threads(self) -> bool:
-        return is_parallel()
 
     @cached_property
     def _byte_tokens(self) -> ByteTokens | None:
@@ -191,8 +200,7 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> FastTokeniz
 def _ask(path: str, trust_remote_code: bool) -> dict[str, Any]:
     """Return the fields of the tokenizer that transformers loads."""
     if "torch" in sys.modules or "transformers" in sys.modules:
-        loaded = _load(path, trust_remote_code)
-        return FastTokenizer.of(loaded, name=path, trust_remote_code=trust_remote_code).__getstate__()
+        return _load(path, trust_remote_code).__getstate__()
     with TemporaryDirectory() as folder:
         written = Path(folder) / "tokenizer.json"
         program = _LOAD.format(path=sys.path, of=repr(path), to=repr(str(written)), trusts=trust_remote_code)
@@ -210,8 +218,7 @@ def _ask(path: str, trust_remote_code: bool) -> dict[str, Any]:
 def write(path: str, to: str, trusts: bool) -> None:
     """Write the tokenizer at a path into a file, or the error of loading it."""
     try:
-        loaded = FastTokenizer.of(_load(path, trusts), name=path, trust_remote_code=trusts)
-        described = loaded.__getstate__()
+        described = _load(path, trusts).__getstate__()
     except ConfigError as error:
         described = {"error": str(error)}
     Path(to).write_text(json.dumps(described), encoding="utf-8")
@@ -225,48 +232,20 @@ def _ids_of(encoding: Encoding) -> NDArray[np.int32]:
     return np.fromiter(encoding.ids, np.int32, len(encoding))
 
 
-def _tokens_of(encoding: Encoding, text: str, span: Span) -> Span:
-    start, stop = span
-    first = last = None
-    while start < stop and (first := encoding.char_to_token(start)) is None:
-        start += 1
-    while start < stop and (last := encoding.char_to_token(stop - 1)) is None:
-        stop -= 1
-    if first is None or last is None:
-        return 0, 0
-    while _chars_of(encoding, text, first)[1] <= start:
-        first += 1
-    while _chars_of(encoding, text, last)[1] < stop:
-        last += 1
-    while first and _share_a_character(encoding, text, first - 1):
-        first -= 1
-    while last + 1 < len(encoding) and _share_a_character(encoding, text, last):
-        last += 1
-    return first, last + 1
-
-
-def _share_a_character(encoding: Encoding, text: str, token: int) -> bool:
-    """Return whether a token and the next token have bytes of the same character."""
-    return _chars_of(encoding, text, token)[1] > _chars_of(encoding, text, token + 1)[0]
-
-
-def _chars_of(encoding: Encoding, text: str, token: int) -> Span:
-    """Characters of which a token has bytes.
+def _chars_of(encoding: Encoding, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and one-past-last character of which each token has bytes, int64[T] each, ascending.
 
     Unigram cuts adjacent unknown characters into a token per byte, and reports all characters for each token.
     """
-    chars, begin, stop = encoding.token_to_chars(token) or (len(text), len(text)), token, token + 1
-    if chars[1] - chars[0] < 2:
-        return chars
-    while begin and encoding.token_to_chars(begin - 1) == chars:
-        begin -= 1
-    while stop < len(encoding) and encoding.token_to_chars(stop) == chars:
-        stop += 1
-    data = text[slice(*chars)].encode()
-    if stop - begin != len(data):
-        return chars
-    char = chars[0] + sum(byte & 0xC0 != 0x80 for byte in data[: token - begin + 1]) - 1
-    return char, char + 1
+    made: list[Span] = []
+    for chars, tokens in groupby(encoding.offsets):
+        num_tokens, part = len([*tokens]), text[slice(*chars)]
+        if num_tokens > 1 and num_tokens == len(part.encode()):
+            made += [(chars[0] + at, chars[0] + at + 1) for at, char in enumerate(part) for _ in char.encode()]
+        else:
+            made += [chars] * num_tokens
+    starts, stops = np.array(made, np.int64).reshape(-1, 2).T
+    return np.maximum.accumulate(starts), np.maximum.accumulate(stops)
 
 
 def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
@@ -279,7 +258,7 @@ def check_trusted(error: Exception, name: str, trust_remote_code: bool) -> None:
         ) from error
 
 
-def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
+def _load(path: str, trust_remote_code: bool) -> FastTokenizer:
     from transformers import AutoTokenizer
 
     if problem := if_folder_of_lfs_pointers(path, "*token*"):
@@ -293,20 +272,12 @@ def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerFast:
             f"tokenizer {path!r} cannot be loaded: {first_line.rstrip('.')}: name a folder with a tokenizer.json, or a "
             "hub id that this machine can reach"
         ) from error
-    return tokenizer
+    return FastTokenizer.of(tokenizer, name=path, trust_remote_code=trust_remote_code)
 
 
 def _without_padding(tokenizer: Tokenizer) -> str:
     described = json.loads(tokenizer.to_str())
     return json.dumps({**described, "padding": None, "truncation": None}, ensure_ascii=False)
-
-
-def _as_text(special_tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert token objects to texts."""
-    return {
-        name: [str(each) for each in token] if isinstance(token, list) else str(token)
-        for name, token in special_tokens.items()
-    }
 
 
 def _without_trimming(model: str) -> str:
@@ -363,6 +334,8 @@ def _read(folder: Path, trust_remote_code: bool) -> FastTokenizer | None:
     tokens = [token for each in special.values() for token in (each if isinstance(each, list) else [each])]
     missing = [AddedToken(token, special=True) for token in dict.fromkeys(tokens) if token not in present]
     tokenizer.add_tokens(missing)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     model, parts = _by_rules(rules, tokenizer, special)
     if not model or config.get("add_prefix_space") or (missing and "AddedToken" in str(config)):
         return None
@@ -410,7 +383,7 @@ def _special_tokens(rules: RulesOfTokenizers, config: Mapping[str, Any]) -> dict
 
 def _by_rules(rules: RulesOfTokenizers, tokenizer: Tokenizer, special: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the model of a FastTokenizer, and the parts of its tokenizer; "" if the rules are for other files."""
-    start, model, rest = _as_python_writes(tokenizer).partition(', "model": {')
+    start, model, rest = _without_padding(tokenizer).partition(', "model": {')
     parts = json.loads(start + "}")
     if parts["post_processor"] is None:
         parts["post_processor"] = _ONLY_TOKENS
@@ -451,23 +424,6 @@ def _templates_of(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(in_config, list):
         in_config = {each["name"]: each["template"] for each in in_config}
     return templates or ({"default": in_config} if isinstance(in_config, str) else dict(in_config))
-
-
-def _as_python_writes(tokenizer: Tokenizer) -> str:
-    """Return the result of _without_padding in a third of the time."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    text = tokenizer.to_str()
-    if '"dropout":null' not in text:  # numbers may be written in another form
-        return _without_padding(tokenizer)
-    data = np.frombuffer(text.encode(), np.uint8)
-    quotes, others = np.flatnonzero(data == ord('"')), np.flatnonzero(data != ord("\\"))
-    before = others[others.searchsorted(quotes) - 1]  # an odd number of backslashes in between: not the end of a text
-    is_inside = np.zeros(len(data), np.bool_)
-    is_inside[quotes[(quotes - before) % 2 == 1]] = True
-    is_inside = np.logical_xor.accumulate(is_inside)
-    separators = np.flatnonzero(((data == ord(",")) | (data == ord(":"))) & ~is_inside)
-    return np.insert(data, separators + 1, ord(" ")).tobytes().decode()
 
 
 # Threads of tokenizers: one per core, unless the environment sets a number.

@@ -203,7 +203,7 @@ class SearchingProcessor(ChatProcessor):
     marker = "<|assistant|>\nsays: "
 
     def process(self, sample: Sample) -> Processed:
-        text = self._text(sample)
+        text = self._rendered(sample).marked[0]
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids)
         start = text.find(self.marker)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
-from lmms_stream.processors.base import IGNORED_LABEL, or_error
+from lmms_stream.processors.base import IGNORED_LABEL, or_error, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.not_shown import check_shown, counts_of, counts_text
 from lmms_stream.processors.preference import PreferenceProcessor
@@ -259,3 +259,23 @@ def test_a_length_is_measured_exactly_where_training_takes_the_row(kind: str, na
             assert length == len(processed["input_ids"])
 
     check()
+
+
+@MAKERS
+@pytest.mark.parametrize("name", ["qwen3", "phi3_training", "diffusion_gemma_training"])
+def test_a_run_with_other_answers_to_train_on_takes_all_rows_of_a_conversion(name: str) -> None:
+    chats = of_maker(name)
+    last = PROCESSORS["last"](chats)
+    assert processor_fingerprint(last) == processor_fingerprint(chats)  # the lengths of the conversion are its own
+    assert processor_fingerprint(ChatProcessor(chats.tokenizer, learn_stop=True)) != processor_fingerprint(chats)
+
+    @examples(24)
+    @given(conversations)
+    def check(messages: list[dict[str, Any]]) -> None:
+        sample = {"messages": json.dumps(messages)}
+        length = or_error(chats.measure, sample)
+        assert isinstance(length, DataError) or len(last.process(sample)["input_ids"]) == length
+
+    check()
+    for messages in (TURNS, TOOLS, THOUGHTS):
+        assert answers_of(last, messages)[-1:] == answers_of(chats, messages)[-1:] != []

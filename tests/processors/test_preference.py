@@ -206,7 +206,7 @@ def test_what_a_tokenizer_lacks_is_told_where_a_sample_needs_it(tokenizer: Path)
     bare = PreferenceProcessor(loaded)
     assert processor_fingerprint(bare) != whole
     assert bare.measure(texts[0])
-    with pytest.raises(ConfigError, match="has no chat template, but the answers belong to chats: set"):
+    with pytest.raises(ConfigError, match="has no chat template: write a template into chat_template"):
         bare.measure(chats[0])
     loaded.eos_token = None
     with pytest.raises(ConfigError, match=r"has no end-of-text token: set tokenizer\.eos_token and save it"):

@@ -76,7 +76,9 @@ class Described:
         digest = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
         made = AsInstalled(
             name=name,
-            model_types=self.model_types or _model_types(files),
+            model_types=self.model_types
+            or (files.model_type and (files.model_type,))
+            or model_types_of(files.processor_class),
             kinds=kinds,
             installed=installed,
             settings=settings,
@@ -143,7 +145,8 @@ class _Asked:
         made = [self.described.of_installed(answer.tensors) for answer in answers]
         for name in made[0]:
             arrays = [each[name] for each in made]
-            if _is_of_tokens(arrays, answers):
+            sizes = [(1, len(answer.ids)) for answer in answers]
+            if sizes == [each.shape for each in arrays] and all(each.dtype.kind in "iub" for each in arrays):
                 if name != "attention_mask" and name != "input_ids":
                     values[name] = _by_token(name, arrays, answers, tokens.values())
                 continue
@@ -241,13 +244,6 @@ class _Asked:
         return {names[number]: number for number in found}
 
 
-def _is_of_tokens(arrays: Sequence[NDArray[Any]], answers: Sequence[Answer]) -> bool:
-    return all(
-        array.dtype.kind in "iub" and array.shape == (1, len(answer.ids))
-        for array, answer in zip(arrays, answers, strict=True)
-    )
-
-
 def _by_token(name: str, arrays: Sequence[NDArray[Any]], answers: Sequence[Answer], tokens: Any) -> dict[int, int]:
     """Value of each repeated token; ValueError if other tokens have a value, too, or if values do not follow from
     tokens.
@@ -267,13 +263,6 @@ def _clips(processor: Any, settings: MediaSettings) -> Clips:
     most = settings.audio_max_length
     longest = sys.maxsize if most is None else int(most * rate)
     return Clips(rate=rate, num_bins=0, hop=1, num_points=1, max_samples=longest, padded_to=0)
-
-
-def _model_types(files: ProcessorFiles) -> tuple[str, ...]:
-    """Types of the folder's model, or of all models whose processor in transformers is of this class."""
-    if files.model_type:
-        return (files.model_type,)
-    return model_types_of(files.processor_class)
 
 
 def _first_line(error: Exception) -> str:
