@@ -184,7 +184,7 @@ def with_calls(message: Turn) -> Turn:
             raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
     if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's former key
         call = {"type": "function", "function": message["function_call"]}
-        message = {**_without(message, "function_call"), "tool_calls": [call]}
+        message = {key: value for key, value in message.items() if key != "function_call"} | {"tool_calls": [call]}
     if message.get("tool_calls"):
         message = {**message, "tool_calls": [_filled_call(call) for call in message["tool_calls"]]}
     return message
