@@ -112,9 +112,9 @@ def write_tokens(
 ) -> None:
     """`token_samples` as MDS shards with their lengths index."""
     from lmms_stream import MDSWriter
-    from lmms_stream.converters.rows import row_kind
+    from lmms_stream.converters.rows import schemas
 
-    columns = dict(row_kind.TOKENS.columns)
+    columns = dict(schemas.TOKENS.columns)
     with MDSWriter(columns=columns, out=str(folder), hashes=["xxh3_64"], size_limit=shard_bytes) as writer:
         for sample in token_samples(lengths, seed=seed, vocabulary=vocabulary):
             writer.write(sample)

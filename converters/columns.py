@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..errors import ConfigError, DataError
 from ..processors.base import Processor
 from .options import ConvertOptions
-from .rows import row_kind
+from .rows import schemas
 from .rows.mapper import Mapper
 from .sources.units import Source
 from .writing.reading import Reading
@@ -39,21 +39,21 @@ def check_processor(processor: Processor | None, mapper: Mapper) -> None:
 def stored_columns(options: ConvertOptions, mapper: Mapper) -> Mapping[str, str]:
     """Columns to store: name -> encoding. ConfigError for rows whose tokens cannot be concatenated."""
     if options.concat is None:
-        return row_kind.TOKENS.columns if options.tokenize else mapper.columns
-    if options.processor is None and mapper.schema != row_kind.TOKENS.name:
+        return schemas.TOKENS.columns if options.tokenize else mapper.columns
+    if options.processor is None and mapper.schema != schemas.TOKENS.name:
         raise ConfigError(
             f"--concat lays tokens end to end, and the rows are {mapper.schema!r}: pass --tokenizer PATH, and for "
             "texts --processor text"
         )
     if "document_starts" in mapper.columns:
         raise ConfigError("the rows are already samples of --concat: name the original rows as the source")
-    others = sorted(mapper.columns.keys() - row_kind.READ_SCHEMAS[mapper.schema].columns.keys())
+    others = sorted(mapper.columns.keys() - schemas.READ_SCHEMAS[mapper.schema].columns.keys())
     if others:
         raise ConfigError(
             f"the rows have {', '.join(others)}, which a sample of --concat, made of several rows, cannot hold: leave "
             f"--keep out, or for an MDS dataset pass --kind {mapper.schema} to read only its other columns"
         )
-    return row_kind.DOCUMENTS.columns
+    return schemas.DOCUMENTS.columns
 
 
 def check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None, *, source: str) -> None:
@@ -70,4 +70,4 @@ def check_columns(columns: Mapping[str, str], expected: Mapping[str, str] | None
 
 def stored_schema(options: ConvertOptions, mapper: Mapper) -> str:
     """Name of the schema in the dataset's description."""
-    return row_kind.TOKENS.name if options.stores_tokens else mapper.schema
+    return schemas.TOKENS.name if options.stores_tokens else mapper.schema

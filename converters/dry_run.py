@@ -28,7 +28,7 @@ from .convert import look
 from .dropping import dropped_rows
 from .options import ConvertOptions, changed
 from .repeats import check_repeats
-from .rows import row_kind
+from .rows import schemas
 from .sources.files import Fetch
 from .sources.specs import Spec
 from .sources.units import NoRowsError, Source, Unit
@@ -137,7 +137,7 @@ def dry_run(
             check_processor(options.processor, reading.mapper)
             columns = stored_columns(options, reading.mapper)
             if options.concat is not None:  # documents are shown and counted
-                columns = row_kind.TOKENS.columns
+                columns = schemas.TOKENS.columns
             format = ShardFormat(columns, shard_bytes=options.most_shard_bytes, compression=options.compression)
             tried = _Tried(
                 reading, _encoder(format, options), dropped and replace(dropped, sources=[each.name for each in read])

@@ -34,7 +34,7 @@ from ...storage.storage import Storage, open_storage
 from ...types import Sample
 from ..rows.kept_columns import FILES
 from ..rows.kinds import KINDS, usual_names
-from ..rows.row_kind import READ_SCHEMAS, columns_schema
+from ..rows.schemas import READ_SCHEMAS, columns_schema
 from ..sources.mds import row_of
 from ..stored.catalog import Catalog, read_catalog
 

@@ -1,10 +1,11 @@
 """Row -> sample: the user's columns -> stored columns.
 
+schemas         stored columns of samples
 options         settings of rows
 user_functions  functions of the user: filter takes rows, map changes rows
 mapper          the first rows of a source -> the reading of all its rows; the reading of stored samples
 kinds           known kinds of rows, in the order of their detection; kinds of texts and images
-row_kind        stored columns of samples; parts of a kind: detection, columns, reading; choices of the user
+row_kind        parts of a kind: detection, columns, reading; choices of the user
 side_columns    columns that change the meaning of the columns that are read
 nearest         rows that are not read as they are -> options that read them, proved
 vendors         forms of vendors and data sets -> usual columns and messages

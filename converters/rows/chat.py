@@ -17,7 +17,7 @@ import orjson
 from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
-from . import row_kind
+from . import schemas
 from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .references import SampleMedia
@@ -71,7 +71,7 @@ def chat_kind(
         may={**(may or {}), **CHAT_EXTRAS, **(may or {})},
         accepts=accepts,
         needs_text=needs_text,
-        schema=row_kind.MESSAGES,
+        schema=schemas.MESSAGES,
         read=read,
         read_simple=read_simple,
     )

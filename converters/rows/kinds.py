@@ -12,14 +12,15 @@ from typing import Any
 from ...errors import DataError, EmptyRowError
 from ...registry import Registry
 from ..sources.arrow_values import ClassName
-from . import row_kind
+from . import schemas
 from .chat import MEMBER_IMAGES
 from .chat_kinds import ALPACA, CAPTION, DIALOG, EXCHANGES, MESSAGES, PROMPT_RESPONSE, QUESTION_ANSWER, SHAREGPT
 from .content import file_kind
 from .fields import Fields, check_text, named_alike
 from .preference_kinds import KTO, PREFERENCE
 from .references import SampleMedia
-from .row_kind import ReadOptions, RowKind, columns_schema
+from .row_kind import ReadOptions, RowKind
+from .schemas import columns_schema
 from .tokens import TOKENS
 
 # Rows with a `text` to train on.
@@ -33,7 +34,7 @@ def _read_text(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict
     return {"text": text}
 
 
-TEXT = RowKind(name="text", needs=named_alike("text"), schema=row_kind.TEXT, read=_read_text)
+TEXT = RowKind(name="text", needs=named_alike("text"), schema=schemas.TEXT, read=_read_text)
 
 
 # Rows of any columns, all kept unchanged.
@@ -79,7 +80,7 @@ IMAGE = RowKind(
     name="image",
     may={**MEMBER_IMAGES, **named_alike("file_name"), "label": ("label", "cls")},
     needs_text="image (or file_name), and perhaps label, a number",
-    schema=row_kind.IMAGE,
+    schema=schemas.IMAGE,
     read=_read_image,
 )
 

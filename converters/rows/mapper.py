@@ -20,7 +20,8 @@ from .nearest import PROMPTS, chosen, decided, no_kind, only_asks, proved, sure_
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .references import SampleMedia
-from .row_kind import MESSAGES, TEXT, ReadOptions, RowKind, Schema, UndecidedError
+from .row_kind import ReadOptions, RowKind, UndecidedError
+from .schemas import MESSAGES, TEXT, Schema
 from .side_columns import ANSWERS, check_each_row, check_side_columns
 from .speakers import untagged
 from .vendors import usual_row

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import DataError
 from ...types import Sample
-from . import row_kind
+from . import schemas
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .chat_kinds import exchanges, message_turn, messages_in, turns_of, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
@@ -301,7 +301,7 @@ PREFERENCE = RowKind(
     may=_ASKED,
     accepts=_is_pair,
     needs_text="chosen and rejected (or chosen_messages and rejected_messages)",
-    schema=row_kind.PREFERENCE,
+    schema=schemas.PREFERENCE,
     read=_read_pair,
 )
 KTO = RowKind(
@@ -310,6 +310,6 @@ KTO = RowKind(
     may={"response": ("response", "completion", "answer", "output"), **_ASKED},
     accepts=_is_judged,
     needs_text="label/kto_tag (true or false) and an answer: completion/response/answer/output or messages",
-    schema=row_kind.PREFERENCE,
+    schema=schemas.PREFERENCE,
     read=_read_judged,
 )

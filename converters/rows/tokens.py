@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...processors.base import IGNORED_LABEL, Processor, TokenizeAll, or_error, spans_of, through, tokenizes_all
 from ...types import Sample
-from . import row_kind
+from . import schemas
 from .fields import Fields, named_alike, unpacked
 from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind
@@ -175,7 +175,7 @@ TOKENS = RowKind(
         **named_alike("labels", "loss_spans", "attention_mask"),
         "loss_mask": ("loss_mask", "completion_mask", "assistant_masks"),  # the other names are TRL's
     },
-    schema=row_kind.TOKENS,
+    schema=schemas.TOKENS,
     read=_read_tokens,
 )
 

@@ -27,7 +27,7 @@ from ...storage.cache import LocalCache
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ...types import Sample
-from ..rows.row_kind import READ_SCHEMAS
+from ..rows.schemas import READ_SCHEMAS
 
 REJECTS_NAME = "_lmms/rejects.jsonl"
 

@@ -22,7 +22,7 @@ from ...processors.base import Processor, processor_fingerprint
 from ...processors.text import TokensProcessor
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
-from ..rows.row_kind import READ_SCHEMAS
+from ..rows.schemas import READ_SCHEMAS
 from .catalog import (
     columns_of,
     known_fingerprints,

@@ -77,7 +77,7 @@ class _Made:
 class Concatenation:
     """Concatenates documents and cuts them into samples of num_tokens tokens.
 
-    DOCUMENTS of rows/row_kind.py defines a sample. num_tail_tokens: tokens of the last sample, if shorter than the
+    DOCUMENTS of rows/schemas.py defines a sample. num_tail_tokens: tokens of the last sample, if shorter than the
     others; num_dropped_tokens: tokens of this last sample, if it was left out. Both are known after `finish`.
     """
 

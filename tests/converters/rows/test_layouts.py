@@ -19,7 +19,7 @@ from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.kinds import KINDS
 from lmms_stream.converters.rows.mapper import Mapper, find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.converters.rows.row_kind import MESSAGES, PREFERENCE, TEXT
+from lmms_stream.converters.rows.schemas import MESSAGES, PREFERENCE, TEXT
 from lmms_stream.converters.rows.speakers import readings_of
 from lmms_stream.errors import DataError
 from lmms_stream.processors.base import or_error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.converters.rows.row_kind import DOCUMENTS
+from lmms_stream.converters.rows.schemas import DOCUMENTS
 from lmms_stream.converters.writing.documents import MADE, Concatenation, document_of
 from lmms_stream.converters.writing.encoding import ShardFormat
 from lmms_stream.converters.writing.shards import Output, ShardTask
