@@ -268,13 +268,13 @@ def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
     if options.kind is not None:
-        chosen = KINDS[options.kind]
-        if chosen.needs and not any(chosen.fits(row, options.columns) for row in rows):
+        insisted = KINDS[options.kind]
+        if insisted.needs and not any(insisted.fits(row, options.columns) for row in rows):
             raise DataError(
-                f"no row fits --kind {chosen.name}, which needs columns {chosen.needed}; found {', '.join(names)}: "
+                f"no row fits --kind {insisted.name}, which needs columns {insisted.needed}; found {', '.join(names)}: "
                 "name them with --columns, or leave --kind out"
             )
-        return chosen
+        return insisted
     first_rows, empty_rows = dict[str, int](), dict[str, int]()  # kind -> number of its first row
     for number, row in enumerate(rows, start=1):
         kind = next((kind for kind in KINDS.values() if kind.fits(row, options.columns)), None)

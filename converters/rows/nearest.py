@@ -16,7 +16,7 @@ from ...types import Sample
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
-from .fields import QUESTIONS, head_of, is_filled, unpacked, value_at
+from .fields import QUESTIONS, is_filled, unpacked, value_at
 from .kinds import KINDS
 from .media_columns import media_columns
 from .options import SchemaOptions
@@ -29,8 +29,7 @@ from .speakers import USUAL_ROLES, readings_of, readings_said
 _PAIRS = (
     ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
     ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"),
-    ("input", "target"),
-    ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
+    ("input", "target"), ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
     ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
     ("document", "summary"), ("dialogue", "summary"),
 )  # fmt: skip
@@ -46,8 +45,8 @@ _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
 _OF_FACTS = re.compile(
-    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|key|url|path|lang|"
-    r"language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
+    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|"
+    r"key|url|path|lang|language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
     re.IGNORECASE,
 )
 _OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
@@ -73,7 +72,7 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
         what, _, rest = choices_unread(alternatives)
         return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
     judged = next((name for name in names if "reward_model" in names and _asks_alone(rows, name)), None)  # verl's rows
-    if asked := judged or prompts_in(rows, names):
+    if asked := judged or _prompts_in(rows, names):
         return UndecidedError(f"{found}: column {asked} {PROMPTS}", (), by_map)
     choices = {str(choice): choice for choice in _choices(rows, names)}
     roles = (
@@ -102,7 +101,7 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     media = media_columns(rows, names)
     roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(media.items()) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
-    asked, prompts = _like(texts, _ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
+    asked, prompts = _like(texts, _ASKED), _lists_of_prompts(rows)
     for pair in _compared(rows, names):
         yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
     for columns, tags in _conversations(rows, names):
@@ -142,7 +141,7 @@ def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]
     Facts about a row are no texts: single words under a usual name of facts, or equal in all rows. Answers may be
     numbers.
     """
-    inner = [name for name, _ in _columns_of(rows[0]) if name not in names and head_of(name, rows[0]) in names]
+    inner = [name for name, _ in _columns_of(rows[0]) if name not in names]
     listed = ([name for name in each if _is_text(rows, name)] for each in (names, inner))
     return next(filter(None, listed), [])
 
@@ -226,14 +225,16 @@ def _conversations(
             yield from (({"messages": name}, tags) for tags in readings_of(listed))
 
 
-def prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
+def _lists_of_prompts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of messages without an answer, also of members of objects."""
+    return [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
+
+
+def _prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
     """Return the only column of texts if the column holds questions, or messages without an answer."""
-    listed = next(
-        (name for name, _ in _columns_of(rows[0]) if head_of(name, names) in names and _asks_alone(rows, name)), None
-    )
-    texts = _texts(rows, names)
-    if listed is not None:
-        return None if _like(texts, _ANSWERED) else listed
+    texts, listed = _texts(rows, names), _lists_of_prompts(rows)
+    if listed:
+        return None if _like(texts, _ANSWERED) else listed[0]
     is_alone = not any(isinstance(unpacked(value), (list, dict)) and value for value in rows[0].values())
     return texts[0] if is_alone and len(texts) == 1 and texts[0].lower() in QUESTIONS else None
 
@@ -325,11 +326,13 @@ def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: S
     said: list[str] = []
     shown = ""
     for choice in error.choices:
+        if len(said) == _MOST:
+            break
         proof = proved(choice, rows, options, find)
         if proof is None and {"prompt", "response"} <= choice.columns.keys():  # the kind leaves side columns out
             choice = replace(choice, kind="prompt-response")
             proof = proved(choice, rows, options, find)
-        if proof is None or len(said) == _MOST:
+        if proof is None:
             continue
         left, sample, num_rejects = proof
         notes = [choice.why] if choice.why else [f"leaves out {', '.join(left)}"] if left else []

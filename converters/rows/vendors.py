@@ -288,7 +288,7 @@ def _listed(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return _pair({"prompt": values["prompt"]}, [*zip(scores, answers, strict=True)])
 
 
-def _judged(first: str, second: str, verdict: str, asked: str = "prompt") -> Callable[..., dict[str, Any] | None]:
+def _judged(first: str, second: str, verdict: str) -> Callable[..., dict[str, Any] | None]:
     """Return the reader of two answers and the name of the better answer: a, model_a, 1, response_1, …"""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -301,7 +301,7 @@ def _judged(first: str, second: str, verdict: str, asked: str = "prompt") -> Cal
             if "tie" in better or "both" in better:
                 raise DataError(f"column {verdict} is {better!r}, so there is no answer to prefer: leave the row out")
             return None
-        prompt = {"prompt": values[asked]} if asked in values else {}
+        prompt = {"prompt": values["prompt"]} if "prompt" in values else {}
         return _pair(prompt, [(is_first, values[first]), (is_second, values[second])])
 
     return read
