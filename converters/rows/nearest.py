@@ -335,10 +335,11 @@ def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: S
         if proof is None:
             continue
         left, sample, num_rejects = proof
-        notes = [choice.why] if choice.why else [f"leaves out {', '.join(left)}"] if left else []
-        notes += [f"and {num_rejects} of the first {min(len(rows), PROVED_ROWS)} rows"] if num_rejects else []
+        out = [", ".join(left)] if left and not choice.why else []
+        out += [f"{num_rejects} of the first {min(len(rows), PROVED_ROWS)} rows"] if num_rejects else []
+        notes = [*filter(None, [choice.why]), *([f"leaves out {' and '.join(out)}"] if out else [])]
         skip = " --on-error skip" if num_rejects else ""
-        note = f" ({' '.join(notes)})" if notes else ""
+        note = f" ({', '.join(notes)})" if notes else ""
         said.append(f"{_words(choice, options)}{skip}{note}")
         shown = shown if len(said) > 1 else shown_sample(sample)
     rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")

@@ -178,6 +178,9 @@ def test_options_that_some_rows_do_not_fit_are_offered_with_the_number_of_these_
         DataError, match=r"response=answer --on-error skip \(leaves out hint and 1 of the first 4 rows\)"
     ):
         find_mapper(rows, _USUAL)
+    pairs = [{"text_code": f"s {each}", "summary": each} for each in ("a b", "c d", "", "e f")]
+    with pytest.raises(DataError, match=r"--on-error skip \(leaves out 1 of the first 4 rows\)"):
+        find_mapper(pairs, _USUAL)
 
 
 def test_columns_of_one_letter_or_number_are_no_choices() -> None:
