@@ -169,8 +169,8 @@ class Cursor:
             check_version(version)
         try:
             shares = data.get("shares", "")
-            if shares not in ("", TOKENS, EPOCHS):
-                raise ValueError(f"sources cannot share {shares!r}")
+            if shares not in ("", TOKENS, EPOCHS) or (version == TOKENS_VERSION) != (shares == TOKENS):
+                raise ValueError(f"sources cannot share {shares!r} in version {version}")
             step, window = checked_count(data["step"]), _read_window(data["window"]) if is_in_window else None
             if window is not None and not bool(window.num_done) <= step - window.step <= window.num_done:
                 raise ValueError(f"step {step} is not in the window of step {window.step}")

@@ -57,6 +57,7 @@ class Loop:
         self._begun_s, self._first = time.monotonic(), (trainer.counts.step, trainer.counts.samples_seen)
         self._logged = trainer.counts.step
         self._saved = trainer.counts.step or -1  # a resumed run has the checkpoint of this step
+        self._is_saved_pending = trainer.counts.evaluation_pending  # in this checkpoint
         self._trained_on = TrainedOn(trainer.loader.sources)
         self._unreached = Unreached(trainer.model, trainer.config.groups)
         self._losses = 0.0  # sum of losses of logged steps
@@ -132,8 +133,8 @@ class Loop:
         waiting = self.trainer.phases.of_each("data", self.trainer.meter.waiting(self.trainer.loader))
         for batches in self.trainer.data.steps_of(waiting):
             self._end_step(is_stopped=self.train_step(batches))
+            self._leave_epoch()
             if callbacks.control.should_epoch_stop and not self._is_over:
-                self._leave_epoch()
                 break
             if self._is_over or self._skip():
                 is_whole = False
@@ -151,17 +152,19 @@ class Loop:
         self._do_what_is_due()
 
     def _leave_epoch(self) -> None:
-        """Skip the rest of the epoch, after a callback has set should_epoch_stop."""
+        """Skip the rest of the epoch, if any, after a callback has set should_epoch_stop."""
         loader = self.trainer.loader
+        if not self.trainer.callbacks.control.should_epoch_stop or self._is_over:
+            return
         if not self.trainer.data.has_epochs:
             raise ConfigError(
                 "a callback set should_epoch_stop, and this run has no epochs: let it set should_training_stop"
             )
-        if num_left := loader.steps_left:
+        if self._num_epochs == self._begun_epochs and (num_left := loader.steps_left):
             passed_over = [*self.trainer.config.skip_steps, (loader.step, loader.step + num_left)]
             begin_stretch(self.trainer.counts.history, stretch_of(loader, skipped=passed_over))
             loader.skip_steps(num_left)
-        self.trainer.set_length()
+            self.trainer.set_length()
 
     @property
     def _num_epochs(self) -> int:
@@ -291,6 +294,7 @@ class Loop:
         )
         trainer.callbacks.call("on_step_end")
         trainer.callbacks.agree()
+        self._leave_epoch()  # before a save
         trainer.counts.evaluation_pending = (
             trainer.config.eval_steps == "epoch"
             and (self._is_over or self._num_epochs > self._begun_epochs)
@@ -392,6 +396,13 @@ class Loop:
             if trainer.config.save_steps == "best" or trainer.config.best.load:  # they need its checkpoint
                 trainer.callbacks.control.should_save = True
         trainer.callbacks.agree()
+        if (self._saved, self._is_saved_pending) != (self._step, True):
+            return
+        if trainer.saver.latest == trainer.saver.where(self._step):  # a checkpoint of this run
+            self._is_saved_pending = False
+            with trainer.phases.doing("save"), trainer.meter.aside():
+                state = {**state_of(trainer), "evaluation_pending": False}
+                trainer.saver.end_evaluation(self._step, state, beside=trainer.run_log.part(self._step))
 
     def _save(self, *, tells: bool = True) -> None:
         """Begin to save the finished steps, unless they are saved. tells: call on_save, after any evaluation."""
@@ -400,7 +411,7 @@ class Loop:
         self.read()
         with trainer.phases.doing("save"), trainer.meter.aside():
             if self._saved != self._step:
-                self._saved = self._step
+                self._saved, self._is_saved_pending = self._step, trainer.counts.evaluation_pending
                 if trainer.best.step == self._step:
                     trainer.best.checkpoint = trainer.saver.where(self._step)
                 part = trainer.run_log.part(self._step) | (self._digests.part() if self._digests is not None else {})

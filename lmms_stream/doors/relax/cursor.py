@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Mapping
 from numbers import Integral
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -107,7 +108,7 @@ class IndexManager:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Resume from a result of get_state; keep is_shuffled. CursorError for an invalid state."""
         try:
-            position, epoch_id = int(state["position"]), int(state["epoch_id"])
+            position, epoch_id = index(state["position"]), index(state["epoch_id"])
         except (KeyError, TypeError, ValueError) as error:
             raise CursorError(
                 f"the state is not an IndexManager's ({error!r}): pass the result of get_state"

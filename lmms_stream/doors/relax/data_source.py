@@ -7,12 +7,13 @@ import pickle
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...checks import NamedLikeTheirs, whole_number
-from ...errors import CheckpointError, ConfigError, CursorError, DataError, ObjectMissingError
+from ...errors import CheckpointError, ConfigError, CursorError, DataError, LmmsStreamError, ObjectMissingError
 from ...extras import need
 from ...storage.storage import Storage, open_storage
 from .arguments import setting
@@ -139,9 +140,17 @@ class RolloutDataSource(NamedLikeTheirs):
             if rollout_id is None:
                 return
         try:
-            self._restore(load_state(store, f"{_NAME}_{rollout_id}"))
-        except ObjectMissingError:
-            self._restore_relax(store, rollout_id)
+            try:
+                self._restore(load_state(store, f"{_NAME}_{rollout_id}"))
+            except ObjectMissingError:
+                self._restore_relax(store, rollout_id)
+        except LmmsStreamError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CursorError(
+                f"the state of rollout {rollout_id} in {store.url} is damaged ({error!r}): load another state, or start "
+                "over"
+            ) from error
 
     def _restore_relax(self, store: Storage, rollout_id: int) -> None:
         for folder in FOLDERS:
@@ -149,6 +158,8 @@ class RolloutDataSource(NamedLikeTheirs):
                 state = read_relax_state(store, f"{folder}/{_FILE}_{rollout_id}.pt")
             except ObjectMissingError:
                 continue
+            state = {"sample_group_index": 0, "metadata": {}} | state
+            _check_numbers(state)
             if self.dataset is not None:
                 measures = not state.get("use_streaming") and setting(self.args, "rollout_max_prompt_len") is not None
                 checkpoint = setting(self.args, "hf_checkpoint")
@@ -162,7 +173,7 @@ class RolloutDataSource(NamedLikeTheirs):
                     drops_unordered=drops_unordered,
                     largest_request=max(each or 0 for each in requests),
                 )
-            self._count_on({"sample_group_index": 0, "metadata": {}} | state)
+            self._count_on(state)
             return
         raise CheckpointError(
             f"{store.url} holds no state of rollout {rollout_id} ({_NAME}_{rollout_id}.json, or Relax's .pt): name a "
@@ -179,6 +190,7 @@ class RolloutDataSource(NamedLikeTheirs):
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
+        _check_numbers(state)
         if not self.has_buffer and state.get("buffer"):
             raise CursorError(
                 f"the state's buffer holds {len(state['buffer'])} groups, and {type(self).__name__} has no buffer: use "
@@ -199,12 +211,17 @@ class RolloutDataSource(NamedLikeTheirs):
         self._count_on(state)
 
     def _count_on(self, state: Mapping[str, Any]) -> None:
-        """Take the numbers of groups and samples from a state; CursorError for numbers out of range."""
-        for name in ("sample_group_index", "sample_index"):
-            if not isinstance(number := state.get(name), int) or not 0 <= number < _MAX_INDEX:
-                raise CursorError(f"the state has {name} {number!r}: it is damaged; load another state, or start over")
         self.sample_group_index, self.sample_index = state["sample_group_index"], state["sample_index"]
         self.metadata = state["metadata"]
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Raise CursorError for numbers of groups and samples out of range, and without metadata."""
+    for name in ("sample_group_index", "sample_index"):
+        if not isinstance(number := state.get(name), int) or not 0 <= number < _MAX_INDEX:
+            raise CursorError(f"the state has {name} {number!r}: it is damaged; load another state, or start over")
+    if not isinstance(state["metadata"], Mapping):
+        raise TypeError(f"metadata is {state['metadata']!r}")
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
@@ -319,6 +336,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                 f"the state's buffer holds groups of {state['n_samples_per_prompt']} samples and n_samples_per_prompt "
                 f"is {self.num_per_group}: set the state's number, or start over"
             )
+        if not all(isinstance(group, list) and all(isinstance(each, Sample) for each in group) for group in buffer):
+            raise TypeError("its buffer holds other values than groups of samples")
         super()._restore(state)
         self.buffer, self._in_flight = buffer, InFlight()
 
@@ -375,7 +394,7 @@ def follow_relax(
             "the state is of Relax's eager dataset with a processor and --rollout-max-prompt-len, whose order differs "
             "in each run: start over, or remove long prompts from the files and leave the flag out"
         )
-    offset, epoch_id = int(state["sample_offset"]), int(state["epoch_id"])
+    offset, epoch_id = index(state["sample_offset"]), index(state["epoch_id"])
     if offset < 0 or not 0 <= epoch_id < MAX_EPOCHS:
         raise CursorError(
             f"the state has sample_offset {offset} and epoch_id {epoch_id}: it is damaged; load another state"

@@ -38,6 +38,7 @@ from .store import (
     Target,
     folder_name,
     open_target,
+    write_evaluated,
 )
 from .tensors import (
     NOTHING,
@@ -157,6 +158,19 @@ class Checkpointer:
                 self._stager.fence()  # a forward pass writes to buffers
         else:
             self._finish(lambda: save(values, **options))
+
+    def end_evaluation(self, step: int, state: Mapping[str, Any], *, beside: Mapping[str, bytes]) -> None:
+        """Add to checkpoint `step` the state after its pending evaluation; all ranks call this. beside: see save."""
+        self.wait()
+
+        def write() -> None:
+            self.check_owner()
+            for key, data in beside.items():
+                self._target.storage.write(key, data)
+            with suppress(DamagedError):  # removed meanwhile
+                write_evaluated(self._target.storage, step, state)
+
+        on_rank_0(write, self._group)
 
     def probe(self) -> None:
         """Raise CheckpointError on all ranks if one cannot write to the folder, or sees another folder than rank 0."""

@@ -139,6 +139,7 @@ class RunSaver:
         self._checkpointer.check_owner = lambda: owner.check()
         self.steps, self.probe = self._checkpointer.steps, self._checkpointer.probe
         self.wait, self.find = self._checkpointer.wait, self._checkpointer.find
+        self.end_evaluation = self._checkpointer.end_evaluation
         self._fingerprint = fingerprint_of(model, args)
         self._latest: str | None = None  # the last saved or resumed checkpoint
         self._documents: Mapping[str, bytes] = {}

@@ -16,6 +16,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -31,13 +32,17 @@ if TYPE_CHECKING:
 
 COMPLETE_NAME = "complete.json"
 STATE_NAME = "trainer.json"
+EVALUATED_NAME = "evaluated.json"  # written after the others: the state after a pending evaluation
 METADATA_NAME = ".metadata"
 TIED = "tied"  # in the state of a checkpoint: see tied_names
 MODEL_FOLDER = "model"  # a transformers folder without the weights
 FORMAT = 1
 _FOLDER = re.compile(r"step-(\d{8})")
 _TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
-_OURS = re.compile(rf"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|{MODEL_FOLDER}/(\w+/)?[\w.-]+")
+_OURS = re.compile(
+    r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|\.?evaluated\.json(\.\d+\.tmp)?|"
+    rf"{MODEL_FOLDER}/(\w+/)?[\w.-]+"
+)
 _CHUNK_BYTES = 1 << 23
 PROBE_S = 5.0
 
@@ -290,7 +295,21 @@ def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
     text = storage.read(f"{folder_name(step)}/{STATE_NAME}")
     if xxhash.xxh3_64(text).hexdigest() != files[STATE_NAME].xxh3:
         raise DamagedError(f"{where}/{STATE_NAME} was changed after writing: its checksum differs")
-    return Checkpoint(where=where, step=step, files=files, state=json.loads(text))
+    state = json.loads(text)
+    if EVALUATED_NAME in stored:
+        with suppress(ValueError, LookupError, TypeError, ObjectMissingError):  # damaged: it is evaluated again
+            evaluated = json.loads(storage.read(f"{folder_name(step)}/{EVALUATED_NAME}"))
+            if evaluated["xxh3"] == _digest_of({"state": evaluated["state"], "files": _listed(files)}):
+                state |= evaluated["state"]
+    return Checkpoint(where=where, step=step, files=files, state=state)
+
+
+def write_evaluated(storage: Storage, step: int, state: Mapping[str, Any]) -> None:
+    """Add to a checkpoint its state after an evaluation that was pending; DamagedError without the checkpoint."""
+    files = _read_manifest(storage, step, f"{storage.url}/{folder_name(step)}")
+    content = {"state": json.loads(json.dumps(state)), "files": _listed(files)}  # of no other checkpoint of this step
+    text = json.dumps({"state": content["state"], "xxh3": _digest_of(content)}, indent=1)
+    storage.write(f"{folder_name(step)}/{EVALUATED_NAME}", text.encode() + b"\n")
 
 
 def remove(storage: Storage, step: int) -> None:
@@ -333,8 +352,12 @@ def _check(path: Path, checkpoint: Checkpoint, name: str) -> None:
 
 
 def _manifest(step: int, files: Mapping[str, FileDigest]) -> bytes:
-    content = {"format": FORMAT, "step": step, "files": {name: asdict(files[name]) for name in sorted(files)}}
+    content = {"format": FORMAT, "step": step, "files": _listed(files)}
     return json.dumps({**content, "xxh3": _digest_of(content)}, indent=1).encode() + b"\n"
+
+
+def _listed(files: Mapping[str, FileDigest]) -> dict[str, Any]:
+    return {name: asdict(files[name]) for name in sorted(files)}
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -423,9 +423,9 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 AFTER = "after_step"
 
 
-def part_name(step: int) -> str:
-    """Return the key of the records up to a checkpoint, next to the checkpoints."""
-    return f"log/step-{step:08d}.jsonl"
+def part_name(step: int, *, is_later: bool = False) -> str:
+    """Return the key of the records up to a checkpoint, next to the checkpoints; is_later: of its evaluation after."""
+    return f"log/step-{step:08d}{'-evaluation' if is_later else ''}.jsonl"
 
 
 class KeptLog:
@@ -443,10 +443,13 @@ class KeptLog:
         self._lines.append(line_of(record))
 
     def part(self, step: int) -> dict[str, bytes]:
-        """Return the part of the log for the checkpoint of a step, by key; the next part begins after this step."""
-        data = line_of({AFTER: self._after}) + b"".join(self._lines)
+        """Return the part of the log for the checkpoint of a step, by key; the next part begins after this step.
+
+        After the checkpoint of the step is saved: the part of its evaluation.
+        """
+        key, data = part_name(step, is_later=step == self._after), line_of({AFTER: self._after}) + b"".join(self._lines)
         self.begin(step)
-        return {part_name(step): data}
+        return {key: data}
 
 
 def restore_log(storage: Storage, step: int, path: Path) -> int:
@@ -486,6 +489,8 @@ def _read_part(storage: Storage, step: int) -> tuple[int, list[dict[str, Any]]]:
     """Return the step before a part, and the records of the part."""
     where = f"{storage.url}/{part_name(step)}"
     head, *lines = storage.read(part_name(step)).splitlines() or [b""]
+    with suppress(ObjectMissingError):
+        lines += storage.read(part_name(step, is_later=True)).splitlines()[1:]
     try:
         after = int(json.loads(head)[AFTER])
     except (ValueError, KeyError, TypeError) as error:

@@ -115,7 +115,9 @@ def keep(kept: History, record: dict[str, Any]) -> None:
     own, other = (kept.steps, kept.evaluations) if "eval_loss" not in record else (kept.evaluations, kept.steps)
     begun = record["step"] - record.get("num_steps", 1)
     while own and own[-1]["step"] > begun:
-        own.pop()
+        former = own.pop()
+        if former["step"] == record["step"] and ("num_steps" in former) != ("num_steps" in record):
+            record = former | record  # of a step, and a script's own figures
     while other and other[-1]["step"] > record["step"]:
         other.pop()
     own.append(record)
