@@ -95,18 +95,28 @@ def order_of_streams(datasets: Iterable[PackedDataset]) -> dict[str, list[str]]:
 
 def check_order(datasets: Iterable[PackedDataset], state: Any) -> None:
     """Raise CursorError for a state of the same streams in another order: the ids of samples count through them."""
-    saved = state.get("streams") if isinstance(state, Mapping) else None
-    if not isinstance(saved, list):
-        return
-    for dataset in datasets:
+    streams = state.get("streams") if isinstance(state, Mapping) else None
+    for dataset in datasets if isinstance(streams, list) else ():
         now = [each.identity for each in dataset.stored]
-        if saved != now and sorted(map(str, saved)) == sorted(now):
+        saved = [each for each in streams if each in now]  # a state has the streams of all datasets
+        if saved != now and sorted(saved) == sorted(now):
             names = [dataset.names[now.index(each)] for each in saved]
             raise CursorError(
                 f"the state is of the datasets in the order {', '.join(names)}, and they are named as "
                 f"{', '.join(dataset.names)}: packs of samples of several datasets (mixing: samples) follow their "
                 "order, name them as before"
             )
+
+
+def warn_of_others(datasets: Iterable[PackedDataset], state: Mapping[str, Any]) -> None:
+    """Warn of mixed streams with other samples than the streams of a loaded state: the plan may be the same."""
+    for dataset in datasets if isinstance(state.get("streams"), list) else ():
+        for name, one in zip(dataset.names, dataset.stored, strict=True):
+            if dataset.is_mixed and not dataset.world.rank and one.identity not in state["streams"]:
+                logger.warning(
+                    f"dataset {name!r} (identity {one.identity}) has other samples of the same lengths than the loaded "
+                    "state: restore it, or start over in another output_dir"
+                )
 
 
 def _counts(dataset: PackedDataset, weights: Mapping[str, float]) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def _warn_of_other_data(trainer: TrainerParts) -> None:
     history = trainer.counts.history if trainer.world.rank == 0 else []
     for name, read in history[-1]["sources"].items() if history else ():
         now = trainer.loader.identities.get(name)
-        if now is not None and read.get("identity", now) != now:
+        if now is not None and read.get("identity", now) != now and "streams" not in read:  # else the loader warns
             logger.warning(
                 "dataset %s has other samples of the same lengths than the run has read so far (identity %s, now %s): "
                 "restore it, or start over in another output_dir", name, read["identity"], now,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -253,11 +254,18 @@ def test_tokens_whose_columns_differ_are_not_packed_together(root: Path, tmp_pat
         _ = dataset.pack_reader
 
 
-def test_a_state_of_mixed_samples_refuses_its_datasets_in_another_order(tmp_path: Path) -> None:
+def test_a_state_of_mixed_samples_refuses_its_datasets_in_another_order_and_names_other_samples(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Datasets of equal sizes and lengths have one plan in any order."""
-    for name in "ab":
-        rows = [np.arange(length, dtype=np.int32) + (name == "b") for length in range(5, 25)]
+
+    def write_rows(name: str, first: int) -> None:
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        rows = [np.arange(length, dtype=np.int32) + first for length in range(5, 25)]
         write_samples(tmp_path / name, [(each, np.array([[0, 5]], np.int32)) for each in rows])
+
+    for number, name in enumerate("ab"):
+        write_rows(name, number)
 
     def loader(names: str) -> PackedLoader:
         named = {n: PackedDataset(tmp_path / n, processor=TokensProcessor(), packing=PACKING) for n in names}
@@ -267,6 +275,30 @@ def test_a_state_of_mixed_samples_refuses_its_datasets_in_another_order(tmp_path
     loader("ab").load_state_dict(state)
     with pytest.raises(CursorError, match=r"of the datasets in the order a, b, and they are named as b, a"):
         loader("ba").load_state_dict(state)
+
+    def loader_of_streams(names: str) -> PackedLoader:
+        """Streams of two datasets: the state lists the streams of both."""
+        settings: dict[str, Any] = {"processor": TokensProcessor(), "packing": PACKING}
+        streams = [Stream(local=str(tmp_path / name)) for name in names]
+        return PackedLoader(
+            {
+                "x": PackedStreamingDataset(streams=[Stream(local=str(root / n)) for n in SIZES], **settings),
+                "y": PackedStreamingDataset(streams=streams, **settings),
+            },
+            global_batch=1,
+        )
+
+    state = loader_of_streams("ab").state_dict()
+    loader_of_streams("ab").load_state_dict(state)
+    with pytest.raises(CursorError, match=r"of the datasets in the order .*a, .*b, and they are named as .*b, .*a"):
+        loader_of_streams("ba").load_state_dict(state)
+    assert not caplog.records
+    state = loader("ab").state_dict()
+    write_rows("b", 2)
+    loader("ab").load_state_dict(state)
+    assert "dataset 'b' (identity" in caplog.text
+    assert "has other samples of the same lengths than the loaded state: restore it" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_equal_shards_under_two_names_are_named_before_the_run(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -168,6 +168,21 @@ def test_a_state_with_groups_in_its_buffer_is_refused_where_there_is_none(rows: 
         RolloutDataSource(arguments(rows, tmp_path)).load(0)
 
 
+@pytest.mark.parametrize("name", ["dataset", "sample_index", "metadata", "buffer"])
+def test_a_damaged_state_moves_nothing(name: str, rows: Path, tmp_path: Path) -> None:
+    source = RolloutDataSourceWithBuffer(arguments(rows, tmp_path))
+    source.add_samples(source.get_samples(3)[:1])
+    source.save(0)
+    path = tmp_path / f"{STATE}0.json"
+    text = json.loads(path.read_text())
+    text["values"][name] = [1]
+    path.write_text(json.dumps(text))
+    resumed = RolloutDataSourceWithBuffer(arguments(rows, tmp_path))
+    with pytest.raises(CursorError, match="it is damaged|state of rollout 0 in .* is damaged"):
+        resumed.load(0)
+    assert (resumed.sample_offset, resumed.sample_index, resumed.buffer) == (0, 0, [])
+
+
 def test_flags_of_json_say_how_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         add_data_arguments(argparse.ArgumentParser()).parse_args(["--multimodal-keys", "image"])

@@ -157,7 +157,12 @@ def test_places_that_cannot_be_found_again_are_refused_by_name(rows: Path, tmp_p
         (streaming_state(1 << 40, 0), r"row 0 of epoch 1099511627776, which does not exist"),
         (streaming_state(0, "0"), r"row 0 of epoch 0, which does not exist"),  # type: ignore[arg-type]
         ({"sample_index": -1}, "the state has sample_index -1: it is damaged"),
-        ({"sample_group_index": "12"}, "the state has sample_group_index '12': it is damaged"),
+        ({"sample_offset": None, "epoch_id": 1}, r"state of rollout 0 in .* is damaged \(TypeError\("),
+        ({"sample_offset": "1"}, r"state of rollout 0 in .* is damaged \(TypeError\("),
+        ({"epoch_id": 1.5}, r"state of rollout 0 in .* is damaged \(TypeError\("),
+        ({"use_streaming": True, "streaming_state": -1}, r"state of rollout 0 in .* is damaged \(AttributeError\("),
+        ({"sample_offset": 3, "metadata": 1}, "is damaged .*metadata is 1"),
+        ({"sample_offset": 3, "sample_group_index": "12"}, "the state has sample_group_index '12': it is damaged"),
     ],
 )
 def test_a_state_of_relaxs_that_is_out_of_range_is_refused(
@@ -168,6 +173,7 @@ def test_a_state_of_relaxs_that_is_out_of_range_is_refused(
     source = source_of(rows, tmp_path, **given)
     with pytest.raises(CursorError, match=message):
         source.load(0)
+    assert labels(source, 3) == labels(source_of(rows, tmp_path), 3)  # nothing has moved
 
 
 class Opened:

@@ -14,6 +14,7 @@ from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.flow import Flags, Flow
 from lmms_stream.train.run.settings import TrainConfig
 from lmms_stream.types import Batch
+from transformers import TrainerCallback
 
 from ..conftest import write_tokens
 from ..rounds import in_long_rounds
@@ -73,6 +74,31 @@ def test_steps_that_are_passed_over_belong_to_their_epoch(run: Path, tmp_path: P
     assert trainer.step == last - 4 == trainer.schedule.length
     assert trainer.schedule.learning_rate == 0
     assert [path.name for path in (tmp_path / "skipped" / "checkpoints").iterdir()] == [f"step-{last - 4:08d}"]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_checkpoint_of_a_step_after_which_a_callback_leaves_the_epoch_is_of_the_next_epoch(
+    is_last: bool, run: Path, tmp_path: Path
+) -> None:
+    """At the last step of an epoch nothing is left to skip."""
+
+    class Leave(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_epoch_stop = state.global_step == left_at
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if is_killed and state.global_step == left_at:
+                raise KeyboardInterrupt
+
+    is_killed = True
+    of_epoch = trainer_of(run).loader.steps_left
+    left_at = of_epoch if is_last else 2
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(run, f"train.save_steps={left_at}", callbacks=[Leave]).train()
+    is_killed = False
+    resumed = trainer_of(run, callbacks=[Leave])
+    resumed.train()
+    assert resumed.step == left_at + of_epoch
 
 
 def test_a_loader_that_gives_nothing_twice_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

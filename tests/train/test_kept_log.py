@@ -65,6 +65,17 @@ def storage(tmp_path: Path) -> LocalStorage:
     return found
 
 
+def test_an_evaluation_after_its_checkpoint_is_kept_next_to_it(tmp_path: Path) -> None:
+    storage, kept = LocalStorage(tmp_path / "store"), KeptLog()
+    for key, each in (("step-00000002", record(2)), ("step-00000002-evaluation", {"step": 2, "eval_loss": 0.25})):
+        kept.add(each)
+        (part,) = kept.part(2).items()
+        assert part[0] == f"log/{key}.jsonl"
+        storage.write(*part)
+    assert restore_log(storage, 2, tmp_path / "train_log.jsonl") == 2
+    assert restore_log(storage, 2, tmp_path / "train_log.jsonl") == 0
+
+
 IDS = [("a", np.arange(40) * 3), ("b", np.array([5])), ("a", np.array([7, 7])), ("", np.arange(0))]
 
 

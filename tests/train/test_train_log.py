@@ -143,6 +143,13 @@ def test_evaluations_that_were_done_again_count_once() -> None:
     assert history(log) == ([*records[:2], *records[3:]], [evaluation(25, 0.3), evaluation(50, 0.4)])
 
 
+def test_figures_of_a_script_join_the_record_of_their_step() -> None:
+    (first, second), mine = steps((0, 1), (1, 2)), {"step": 2, "mine": 0.5}
+    for log in ([first, second, mine], [first, mine, second]):
+        assert history(log).steps == [first, second | mine]
+    assert history([first, second, mine, second]).steps == [first, second]  # done again, without figures
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
