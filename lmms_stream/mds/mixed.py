@@ -96,7 +96,9 @@ def order_of_streams(datasets: Iterable[PackedDataset]) -> dict[str, list[str]]:
 def check_order(datasets: Iterable[PackedDataset], state: Any) -> None:
     """Raise CursorError for a state of the same streams in another order: the ids of samples count through them."""
     streams = state.get("streams") if isinstance(state, Mapping) else None
-    for dataset in datasets if isinstance(streams, list) else ():
+    if not isinstance(streams, list):
+        return
+    for dataset in datasets:
         now = [each.identity for each in dataset.stored]
         saved = [each for each in streams if each in now]  # a state has the streams of all datasets
         if saved != now and sorted(saved) == sorted(now):

@@ -81,6 +81,7 @@ def test_a_cursor_of_another_version_is_refused(version: object, shown: str) -> 
         ({"step": -1}, "ValueError"),
         ({"sources": {"chat": SOURCE | {"credit": 1 << 62}}}, "ValueError"),
         ({"sources": {"chat": SOURCE | {"credit": 0.5}}}, "TypeError"),
+        ({"version": 6}, "ValueError"),  # turns by tokens, without shares
     ],
 )
 def test_a_damaged_cursor_is_refused(changes: dict[str, Any], problem: str) -> None:

@@ -178,7 +178,7 @@ def test_a_damaged_state_moves_nothing(name: str, rows: Path, tmp_path: Path) ->
     text["values"][name] = [1]
     path.write_text(json.dumps(text))
     resumed = RolloutDataSourceWithBuffer(arguments(rows, tmp_path))
-    with pytest.raises(CursorError, match="it is damaged|state of rollout 0 in .* is damaged"):
+    with pytest.raises(CursorError, match=r"it is damaged|state of rollout 0 in .* is damaged"):
         resumed.load(0)
     assert (resumed.sample_offset, resumed.sample_index, resumed.buffer) == (0, 0, [])
 

@@ -147,10 +147,8 @@ class RolloutDataSource(NamedLikeTheirs):
         except LmmsStreamError:
             raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CursorError(
-                f"the state of rollout {rollout_id} in {store.url} is damaged ({error!r}): load another state, or start "
-                "over"
-            ) from error
+            where = f"the state of rollout {rollout_id} in {store.url}"
+            raise CursorError(f"{where} is damaged ({error!r}): load another state, or start over") from error
 
     def _restore_relax(self, store: Storage, rollout_id: int) -> None:
         for folder in FOLDERS:
