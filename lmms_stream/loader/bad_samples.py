@@ -63,15 +63,12 @@ def is_of_sample(error: Exception) -> bool:
         return False
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, _NEVER) or _is_of_system(seen):
+        of_decoder = type(seen).__module__.partition(".")[0] == "av"  # its errors for damaged bytes also have numbers
+        is_of_system = isinstance(seen, OSError) and seen.errno in errno.errorcode and not of_decoder
+        if is_of_system or isinstance(seen, _NEVER):
             return False
         seen = seen.__cause__ or seen.__context__
     return True
-
-
-def _is_of_system(error: BaseException) -> bool:
-    of_decoder = type(error).__module__.partition(".")[0] == "av"  # av's errors for damaged bytes also have numbers
-    return isinstance(error, OSError) and error.errno in errno.errorcode and not of_decoder
 
 
 def reason_of(error: Exception) -> str:

@@ -165,7 +165,9 @@ def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: 
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            _remove_unfinished_line(file)
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk or a kill left an unfinished last line
+                os.ftruncate(file, os.pread(file, size, 0).rfind(b"\n") + 1)
             if os.write(file, line) != len(line):
                 raise OSError("the line was written in part")
             os.fsync(file)
@@ -173,13 +175,6 @@ def append_left_out(folder: Path, sample: LeftOutSample, *, dataset: str, rank: 
             os.close(file)
     except OSError as error:
         raise StorageError(f"{path} cannot be appended to ({error}): make room, or correct its permissions") from error
-
-
-def _remove_unfinished_line(file: int) -> None:
-    """Remove an unfinished last line, left by a full disk or a kill: the next line would be appended to the rest."""
-    size = os.fstat(file).st_size
-    if size and os.pread(file, 1, size - 1) != b"\n":
-        os.ftruncate(file, os.pread(file, size, 0).rfind(b"\n") + 1)
 
 
 def read_left_out(folder: Path, identities: Mapping[str, str]) -> ListedLeftOut:
@@ -217,11 +212,7 @@ def write_left_out(path: Path, left_out: LeftOut, identities: Mapping[str, str])
     """
     new = path.with_name(f"{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (_with_dataset(each, identities) for each in left_out.state_dict())
+    of_source = {source: {DATASET: identity} for source, identity in identities.items()}
+    lines = (each | of_source.get(each["source"], {}) for each in left_out.state_dict())
     new.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     new.replace(path)
-
-
-def _with_dataset(entry: dict[str, Any], identities: Mapping[str, str]) -> dict[str, Any]:
-    identity = identities.get(entry["source"])
-    return entry if identity is None else entry | {DATASET: identity}

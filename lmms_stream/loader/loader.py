@@ -13,16 +13,7 @@ import torch
 from ..checks import check_arguments, whole_number
 from ..errors import ConfigError, WorkerError
 from ..mds.core import HasCore, PackedDataset, core_of
-from ..mds.mixed import (
-    Mixing,
-    check_mixing,
-    check_order,
-    described_streams,
-    mixed,
-    order_of_streams,
-    warn_of_others,
-    warn_of_shared,
-)
+from ..mds.mixed import Mixing, check_mixing, check_order, described_streams, mixed, order_of_streams, warn_of_shared
 from ..mds.provenance import SourceRow
 from ..plan.assign import check_global_batch, num_steps
 from ..plan.cursor import SOURCE, Cursor
@@ -353,7 +344,6 @@ class PackedLoader:
         """Continue from a saved cursor; CursorError for a cursor of another plan, or beyond the end of the plan."""
         check_order(self._worker.datasets.values(), state)
         self._delivery.load(state)
-        warn_of_others(self._worker.datasets.values(), state)
         self.agreement.renew()
 
     def stateful(self) -> LoaderState:

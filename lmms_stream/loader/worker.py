@@ -342,7 +342,7 @@ def _found_of_group(
     """Measure samples together; bytes of media are read only for samples without facts."""
     first = 0
     while first < len(group):
-        whole = partial(_whole_sample, dataset, sample_ids[first:])
+        whole = partial(lambda ids, index: dataset.pack_reader[int(ids[index])], sample_ids[first:])
         try:
             for found in measured_with_media(processor, group[first:], whole=whole):
                 first += 1
@@ -350,8 +350,3 @@ def _found_of_group(
         except Exception as error:  # noqa: BLE001 - see above; measuring restarts after the sample
             first += 1
             yield error
-
-
-def _whole_sample(dataset: PackedDataset, sample_ids: NDArray[np.int64], index: int) -> Sample:
-    """Read all needed columns of the sample at an index."""
-    return dataset.pack_reader[int(sample_ids[index])]

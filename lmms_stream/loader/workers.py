@@ -93,7 +93,11 @@ class Workers:
                 if isinstance(item, LmmsStreamError):
                     raise item
                 yield item
-                self._check_turn(turn)
+                if self._persistent and turn != self._turn:
+                    raise ConfigError(
+                        "another iteration of this loader has begun, and persistent workers make batches of only one "
+                        "iteration: use the newer iteration, make a second loader, or leave persistent_workers out"
+                    )
             keep = self._persistent
         except GeneratorExit:
             keep = self._persistent
@@ -112,13 +116,6 @@ class Workers:
                     self.end()
             elif not self._persistent:
                 end()  # workers of the latest iteration stay
-
-    def _check_turn(self, turn: int) -> None:
-        if self._persistent and turn != self._turn:
-            raise ConfigError(
-                "another iteration of this loader has begun, and persistent workers make batches of only one "
-                "iteration: use the newer iteration, make a second loader, or leave persistent_workers out"
-            )
 
     @property
     def num_ready(self) -> int:

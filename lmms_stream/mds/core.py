@@ -75,7 +75,9 @@ class PackedDataset:
         self.stored = [StoredDataset(stream, config=self.fetch) for stream in _streams(streams)]
         self.num_samples = sum(stored.num_samples for stored in self.stored)
         self._provenance: dict[int, Provenance | None] = {}  # of streams, read at the first request
-        self.names = tuple(names) or _last_parts([stored.url for stored in self.stored])
+        parts = [stored.url.rstrip("/").rsplit("/", 1)[-1] for stored in self.stored]
+        numbered = (f"{name} ({at})" if parts.count(name) > 1 else name for at, name in enumerate(parts, 1))
+        self.names = tuple(names or numbered)
         self.counts = tuple(counts) or tuple(stored.num_samples for stored in self.stored)
         self._limit_cache()
         self.reader = self._open_reader(None)
@@ -392,12 +394,6 @@ def _streams(sources: Sources) -> list[StreamConfig]:
     if not isinstance(several, Sequence) or not all(isinstance(each, str | Path | StreamConfig) for each in several):
         raise ConfigError(f"a dataset is read from a folder, a URL or StreamConfigs, got {sources!r}: give one of them")
     return [each if isinstance(each, StreamConfig) else StreamConfig(remote=each) for each in several]
-
-
-def _last_parts(urls: Sequence[str]) -> tuple[str, ...]:
-    """Return names of streams: the last part of each URL, with a number behind a repeated name."""
-    names = [url.rstrip("/").rsplit("/", 1)[-1] for url in urls]
-    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, 1))
 
 
 def processor_of(dataset: PackedDataset | HasCore | OpensLoader) -> Processor | None:

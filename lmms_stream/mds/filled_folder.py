@@ -104,7 +104,10 @@ class FilledFolder:
         try:
             self.keep(DATASET_NAME, self._storage.read(DATASET_NAME))
         except ObjectMissingError:
-            self._remove(DATASET_NAME)
+            path = self._folder / DATASET_NAME
+            if self._is_ours(path, DATASET_NAME):  # of a dataset that filled the folder before
+                with disk_errors(str(path)):
+                    path.unlink(missing_ok=True)
         self._keep(INDEX_NAME, digest, lambda: self._storage.read(INDEX_NAME))
         if self._notes().source:  # else the user's own folder, which already has this index
             self.claim(shards)  # another dataset without checksums can have the same index
@@ -151,7 +154,8 @@ class FilledFolder:
 
     def _can_write(self, folder: Path) -> bool:
         """Return whether files can be written to a folder of the dataset, next to the index, and next to the notes."""
-        return all(_can_fill(each) for each in (self._folder, (self._folder / _NOTES).parent, folder))
+        every = (each.absolute() for each in (self._folder, (self._folder / _NOTES).parent, folder))  # may be missing
+        return all(can_write(next(each for each in (path, *path.parents) if each.exists())) for path in every)
 
     def _write(self, path: Path, name: str, data: bytes, digest: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,13 +196,6 @@ class FilledFolder:
                 "replaced: name another folder as local, or move it away"
             )
 
-    def _remove(self, name: str) -> None:
-        """Remove our file of a dataset that filled the folder before."""
-        path = self._folder / name
-        if self._is_ours(path, name):
-            with disk_errors(str(path)):
-                path.unlink(missing_ok=True)
-
     def _notes(self) -> _Notes:
         return _read_notes(self._folder)
 
@@ -236,8 +233,3 @@ def _digest(data: bytes) -> str:
 def _facts(path: Path) -> _Note:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
-
-
-def _can_fill(folder: Path) -> bool:
-    """Return whether files can be made in a folder, which may be missing."""
-    return can_write(next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists()))

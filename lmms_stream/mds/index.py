@@ -193,9 +193,20 @@ def _parse_split_shard(entry: dict[str, Any], kinds: Sequence[str], *, source: s
 def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, source: str) -> ShardInfo:
     """Parse a file of a shard ("data" or "meta"): names, sizes, checksums and compression."""
     raw, zipped = entry[f"raw_{which}"], entry.get(f"zip_{which}")
+    smallest = 1 if which == "data" and entry["format"] in SPLIT_FORMATS else 8  # bytes of a number and an offset
     for data in (raw, zipped):
         if data is not None:
-            _check_file(data["basename"], data["bytes"], smallest=_smallest(entry, which), source=source)
+            name, size = data["basename"], data["bytes"]
+            if not is_safe_name(name) or "_lmms" in name.split("/"):
+                raise ShardError(
+                    f"{source}: shard name {name!r} is not a plain path below the dataset: refused; correct the index, "
+                    "whose names are relative to its folder"
+                )
+            if type(size) is not int or not smallest <= size < 1 << 32:
+                raise ShardError(
+                    f"{source}: shard {name!r} gives a size of {size!r} bytes, a shard has from {smallest} bytes to "
+                    "4 GiB"
+                )
     num_samples, compression = entry["samples"], entry.get("compression")
     if type(num_samples) is not int or num_samples < 0:
         raise ShardError(
@@ -223,23 +234,6 @@ def _parse_file(entry: dict[str, Any], which: str, kinds: Sequence[str], *, sour
         zip_checksum=_checksum(zipped, kinds, source=source) if zipped else None,
         entry=entry,
     )
-
-
-def _smallest(entry: Mapping[str, Any], which: str) -> int:
-    """Bytes of the smallest file: a number of samples and an offset, or a text."""
-    return 1 if which == "data" and entry["format"] in SPLIT_FORMATS else 8
-
-
-def _check_file(name: Any, size: Any, *, smallest: int, source: str) -> None:
-    if not is_safe_name(name) or "_lmms" in name.split("/"):
-        raise ShardError(
-            f"{source}: shard name {name!r} is not a plain path below the dataset: refused; correct the index, whose "
-            "names are relative to its folder"
-        )
-    if type(size) is not int or not smallest <= size < 1 << 32:
-        raise ShardError(
-            f"{source}: shard {name!r} gives a size of {size!r} bytes, a shard has from {smallest} bytes to 4 GiB"
-        )
 
 
 def is_safe_name(name: Any) -> bool:

@@ -94,7 +94,10 @@ def order_of_streams(datasets: Iterable[PackedDataset]) -> dict[str, list[str]]:
 
 
 def check_order(datasets: Iterable[PackedDataset], state: Any) -> None:
-    """Raise CursorError for a state of the same streams in another order: the ids of samples count through them."""
+    """Raise CursorError for a state of the same streams in another order: the ids of samples count through them.
+
+    Warn of a mixed stream with other samples: its plan may be the same.
+    """
     streams = state.get("streams") if isinstance(state, Mapping) else None
     if not isinstance(streams, list):
         return
@@ -108,16 +111,11 @@ def check_order(datasets: Iterable[PackedDataset], state: Any) -> None:
                 f"{', '.join(dataset.names)}: packs of samples of several datasets (mixing: samples) follow their "
                 "order, name them as before"
             )
-
-
-def warn_of_others(datasets: Iterable[PackedDataset], state: Mapping[str, Any]) -> None:
-    """Warn of mixed streams with other samples than the streams of a loaded state: the plan may be the same."""
-    for dataset in datasets if isinstance(state.get("streams"), list) else ():
-        for name, one in zip(dataset.names, dataset.stored, strict=True):
-            if dataset.is_mixed and not dataset.world.rank and one.identity not in state["streams"]:
+        for name, identity in zip(dataset.names, now, strict=True):
+            if dataset.is_mixed and not dataset.world.rank and identity not in streams:
                 logger.warning(
-                    f"dataset {name!r} (identity {one.identity}) has other samples of the same lengths than the loaded "
-                    "state: restore it, or start over in another output_dir"
+                    f"dataset {name!r} (identity {identity}) has other samples than the loaded state: restore it, or "
+                    "start over in another output_dir"
                 )
 
 

@@ -83,7 +83,14 @@ class Mixture(TurnTaking):
         begins = {name: SourceCursor(plan=plan.fingerprint) for name, plan in self.plans.items()}
         has_order = cursor.has_order and len(cursor.sources) > 1  # a source alone has no order
         sources = (dict(cursor.sources) if has_order else {}) | begins | dict(cursor.sources)
-        self._warn_of_renamed(cursor)
+        former = [(name, at.plan) for name, at in cursor.sources.items() if name not in self.plans]
+        for name, plan in self.plans.items():
+            for before, saved in former if name not in cursor.sources else ():  # positions belong to names
+                if differing_fields(saved, plan.fingerprint) in ("", SEEDED):
+                    logger.warning(
+                        f"source {name!r} begins at its first pack, and the state's source {before!r} has the same "
+                        f"samples: name it {before!r} to continue there"
+                    )
         for name in self.names:
             at = sources[name]
             self.check_position(name, at)
@@ -96,17 +103,6 @@ class Mixture(TurnTaking):
         events = Events(self, replace(cursor, sources=sources, has_order=True), global_batch=1)
         events.arrive()
         return events.cursor
-
-    def _warn_of_renamed(self, cursor: Cursor) -> None:
-        """Warn of a new source with the samples and packs of a former source: positions belong to names."""
-        former = [(name, at.plan) for name, at in cursor.sources.items() if name not in self.plans]
-        for name, plan in self.plans.items():
-            for before, saved in former if name not in cursor.sources else ():
-                if differing_fields(saved, plan.fingerprint) in ("", SEEDED):
-                    logger.warning(
-                        f"source {name!r} begins at its first pack, and the state's source {before!r} has the same "
-                        f"samples: name it {before!r} to continue there"
-                    )
 
     def packs_left(self, cursor: Cursor, *, global_batch: int = 0) -> int | None:
         """Return the packs to the end of the epoch, or with weights of all max_epochs; None: no end.

@@ -65,7 +65,14 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
                 "%s has checkpoints of later steps (%s), and train.resume auto takes the latest: move them elsewhere",
                 trainer.saver.url, ", ".join(map(str, later)),
             )  # fmt: skip
-        _warn_of_other_data(trainer)
+        history = trainer.counts.history if trainer.world.rank == 0 else []
+        for name, read in history[-1]["sources"].items() if history else ():  # states hold no samples
+            now = trainer.loader.identities.get(name)
+            if now is not None and read.get("identity", now) != now and "streams" not in read:  # else the loader warns
+                logger.warning(
+                    "dataset %s has other samples of the same lengths than the run has read so far (identity %s, now "
+                    "%s): restore it, or start over in another output_dir", name, read["identity"], now,
+                )  # fmt: skip
     trainer.data.left_out.begin(trainer.counts)
     trainer.run_log.begin(trainer.step, url=trainer.saver.url)
     begin_stretch(trainer.counts.history, stretch_of(trainer.loader, skipped=trainer.config.skip_steps))
@@ -88,18 +95,6 @@ def resume(trainer: TrainerParts, found: Resumable | None, *, choice: str) -> No
         "lr_scheduler": trainer.schedule.scheduler,
         "train_dataloader": trainer.loader,
     }
-
-
-def _warn_of_other_data(trainer: TrainerParts) -> None:
-    """Warn of datasets with the plan of the run and other samples: states hold no samples."""
-    history = trainer.counts.history if trainer.world.rank == 0 else []
-    for name, read in history[-1]["sources"].items() if history else ():
-        now = trainer.loader.identities.get(name)
-        if now is not None and read.get("identity", now) != now and "streams" not in read:  # else the loader warns
-            logger.warning(
-                "dataset %s has other samples of the same lengths than the run has read so far (identity %s, now %s): "
-                "restore it, or start over in another output_dir", name, read["identity"], now,
-            )  # fmt: skip
 
 
 def _begin_from(trainer: TrainerParts, state: Mapping[str, Any]) -> None:

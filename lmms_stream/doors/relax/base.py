@@ -247,7 +247,12 @@ class BaseDataset(NamedLikeTheirs, ABC):
         try:
             while len(batch) < num_samples:
                 if cursor.position == self.num_rows:
-                    self._refuse_empty(of_epoch if crossed else None)
+                    if not self.num_rows or (crossed and not of_epoch):
+                        raise DataError(
+                            f"no sample is left of {self.num_rows} rows ({self.num_overlong} have more tokens than "
+                            f"max_length {self.max_length}, {self.num_unreadable} cannot be read): check the path, its "
+                            "slices, and max_length"
+                        )
                     cursor.next_epoch()
                     crossed, of_epoch = crossed + 1, 0
                 stop = min(cursor.position + num_samples - len(batch), self.num_rows)
@@ -260,15 +265,6 @@ class BaseDataset(NamedLikeTheirs, ABC):
             raise
         self.epochs_crossed = crossed
         return batch, crossed > 0
-
-    def _refuse_empty(self, num_of_epoch: int | None) -> None:
-        """Raise DataError if an epoch has no samples. num_of_epoch: samples of an epoch read from start to end."""
-        if self.num_rows and num_of_epoch != 0:
-            return
-        raise DataError(
-            f"no sample is left of {self.num_rows} rows ({self.num_overlong} have more tokens than max_length "
-            f"{self.max_length}, {self.num_unreadable} cannot be read): check the path, its slices, and max_length"
-        )
 
     def _kept(self, start: int, outcomes: list[Outcome]) -> list[Sample]:
         """Return the samples among the outcomes at positions from `start` on; count each dropped row once."""

@@ -75,14 +75,11 @@ class RolloutDataSource(NamedLikeTheirs):
         """Return the next num_samples groups; with --sort-prompts-by-length, long prompts first."""
         num_samples = whole_number("the number of groups", num_samples, least=0)
         with self._lock:
-            return self._by_length(self._from_dataset(num_samples))
-
-    def _from_dataset(self, num_samples: int) -> list[Group]:
-        if self.dataset is None:
-            prompts = [Sample() for _ in range(num_samples)]
-        else:
-            prompts, _ = self.dataset.get_batch(num_samples)
-        return [self._group(prompt) for prompt in prompts]
+            if self.dataset is None:
+                prompts = [Sample() for _ in range(num_samples)]
+            else:
+                prompts, _ = self.dataset.get_batch(num_samples)
+            return self._by_length([self._group(prompt) for prompt in prompts])
 
     def _by_length(self, groups: list[Group]) -> list[Group]:
         if not setting(self.args, "sort_prompts_by_length"):

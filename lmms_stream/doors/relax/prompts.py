@@ -148,7 +148,10 @@ class Prompts:
         if self.label_key is not None and self.label_key not in row:
             raise DataError(f"there is no {self.label_key!r}: name another label_key, or leave it out")
         teacher_media = None
-        if self._has_teacher(row):
+        asked = self.teacher_multimodal_keys or None
+        if self.teacher_prompt_key is not None:
+            asked = row.get(self.teacher_prompt_key)
+        if asked is not None:
             key, keys = self.teacher_prompt_key or self.prompt_key, self.teacher_multimodal_keys or self.multimodal_keys
             teacher_text, shown = self._prompt(row, key, keys, tools, folder)
             if self.teacher_prompt_key is not None:
@@ -156,11 +159,6 @@ class Prompts:
             teacher_media = shown if self.teacher_multimodal_keys else None
         label = row[self.label_key] if self.label_key is not None else None
         return Sample.of(text, label, metadata, media, teacher_media)
-
-    def _has_teacher(self, row: Mapping[str, Any]) -> bool:
-        if self.teacher_prompt_key is None:
-            return bool(self.teacher_multimodal_keys)
-        return row.get(self.teacher_prompt_key) is not None
 
     def _prompt(
         self,

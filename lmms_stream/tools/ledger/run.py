@@ -289,51 +289,40 @@ class OpenedSources:
         LengthsError, StorageError for missing data, CursorError if the URL has a different dataset.
         """
         key = repr((name, sorted(saved.items())))
-        if "streams" in saved:
-            return self._mixed_plan(name, saved, key, followed=followed)
+        if "streams" in saved and key in self._plans:
+            return self._plans[key]
         fields = followed.split("-")
         shards = fields[2] if len(fields) == len(FINGERPRINT_FIELDS) else ""  # "": of another release
-        stored = self.stored[name] = self._as_it_was(
-            name, self.url(name, saved), num_parts=saved.get("num_parts"), shards=shards
+        stored = self.stored[name] = (
+            self._mixed(saved["streams"])
+            if "streams" in saved
+            else self._as_it_was(name, self.url(name, saved), num_parts=saved.get("num_parts"), shards=shards)
         )
         if key not in self._plans:
-            counts = PackCountsFolder(stored.cache.folder / "_lmms" / "counts")
+            parts = list(_streams(name, stored).values())
+            counts = PackCountsFolder(parts[0].cache.folder / "_lmms" / "counts")
+            indexes = [each.lengths_of(saved["lengths"]) for each in parts]
             built = PackPlan(
-                stored.lengths_of(saved["lengths"]),
-                stored.shards.samples,
+                indexes[0] if len(indexes) == 1 else concatenated(indexes),
+                stored.samples_per_shard if isinstance(stored, PackedDataset) else stored.shards.samples,
                 order=OrderConfig(**saved["order"]),
                 packing=PackingConfig(**saved["packing"]),
                 counts_cache=counts,
                 counting=counts.counting,
+                streams=stored.streams if isinstance(stored, PackedDataset) else None,
             )
             _check_same(name, built, stored, followed=followed, saved=saved)
             self._plans[key] = built
         return self._plans[key]
 
-    def _mixed_plan(self, name: str, saved: Mapping[str, Any], key: str, *, followed: str) -> PackPlan:
-        """Plan of a source of several streams."""
-        if key not in self._plans:
-            listed = saved["streams"]
-            configs = [
-                StreamConfig(remote=self._urls.get(each["name"], each["url"]), num_parts=each["num_parts"])
-                for each in listed
-            ]
-            names, counts = [[each[field] for each in listed] for field in ("name", "count")]
-            stored = self.stored[name] = PackedDataset(configs, names=names, counts=counts, world=World())
-            folder = PackCountsFolder(stored.stored[0].cache.folder / "_lmms" / "counts")
-            indexes = [each.lengths_of(saved["lengths"]) for each in stored.stored]
-            built = PackPlan(
-                indexes[0] if len(indexes) == 1 else concatenated(indexes),
-                stored.samples_per_shard,
-                order=OrderConfig(**saved["order"]),
-                packing=PackingConfig(**saved["packing"]),
-                counts_cache=folder,
-                counting=folder.counting,
-                streams=stored.streams,
-            )
-            _check_same(name, built, stored, followed=followed, saved=saved)
-            self._plans[key] = built
-        return self._plans[key]
+    def _mixed(self, listed: Sequence[Mapping[str, Any]]) -> PackedDataset:
+        """Return the dataset of a source of several streams."""
+        configs = [
+            StreamConfig(remote=self._urls.get(each["name"], each["url"]), num_parts=each["num_parts"])
+            for each in listed
+        ]
+        names, counts = [[each[field] for each in listed] for field in ("name", "count")]
+        return PackedDataset(configs, names=names, counts=counts, world=World())
 
     def _as_it_was(self, name: str, url: str, *, num_parts: int | None, shards: str) -> StoredDataset:
         """Dataset at a URL, without the parts added after the run read it.

@@ -141,7 +141,7 @@ class RunSaver:
         self.wait, self.find = self._checkpointer.wait, self._checkpointer.find
         self.end_evaluation = self._checkpointer.end_evaluation
         self._fingerprint = fingerprint_of(model, args)
-        self._latest: str | None = None  # the last saved or resumed checkpoint
+        self.latest: str | None = None  # path or URL of the last saved or resumed checkpoint
         self._documents: Mapping[str, bytes] = {}
         if self._checkpointer.rank == 0:
             name, trusts = _tokenizer_of(datasets)
@@ -166,16 +166,11 @@ class RunSaver:
         self._checkpointer.save(
             self._model, self._optimizer, step=step, state=state, documents=self._documents, best=best, beside=beside
         )
-        self._latest = self.where(step)
+        self.latest = self.where(step)
 
     def where(self, step: int) -> str:
         """Return the path or URL of a step's checkpoint."""
         return f"{self.url}/{folder_name(step)}"
-
-    @property
-    def latest(self) -> str | None:
-        """Path or URL of the last saved or resumed checkpoint."""
-        return self._latest
 
     @property
     def has_failed(self) -> bool:
@@ -217,7 +212,7 @@ class RunSaver:
                 "and settings are the same, the versions may have other parameters: pip install "
                 f"transformers=={written_with[0]})"
             ) from error
-        self._latest = loaded.where
+        self.latest = loaded.where
         differences = other_differences(loaded.state["fingerprint"], self._fingerprint)
         if self._checkpointer.rank == 0:
             logger.info("resumed from step %d (%s)", loaded.step, loaded.where)

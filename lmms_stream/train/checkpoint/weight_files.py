@@ -163,7 +163,14 @@ def write_weights(
         dict(weights), filename_pattern=stem + "{suffix}.safetensors", max_shard_size=SHARD_SIZE
     )
     for file_name, names in split.filename_to_tensors.items():
-        _write_file(folder / file_name, {name: weights[name] for name in names}, fill)
+        path, of_file = folder / file_name, [(name, weights[name]) for name in names]
+        # The widest types first: each tensor begins at a multiple of its item's size.
+        ordered = dict(sorted(of_file, key=lambda item: (-item[1].itemsize, item[0])))
+        with disk_errors(str(path), room="free some, or export to another folder"), path.open("wb") as file:
+            file.write(_header(ordered))
+            for part in _parts(ordered):
+                _write_values(file, part, fill)  # the tensors are freed before the next part is read
+                give_back_memory()  # otherwise the heap grows with the number of parts: some do not fit into freed gaps
     if split.is_sharded:
         num_parameters = sum(math.prod(each.shape) for each in weights.values())
         index = {
@@ -172,18 +179,6 @@ def write_weights(
         }
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / f"{stem}.safetensors.index.json").write_text(text)
-
-
-def _write_file(
-    path: Path, weights: Mapping[str, torch.Tensor], fill: Callable[[dict[str, torch.Tensor]], None]
-) -> None:
-    # The widest types first: each tensor begins at a multiple of its item's size.
-    ordered = dict(sorted(weights.items(), key=lambda item: (-item[1].itemsize, item[0])))
-    with disk_errors(str(path), room="free some, or export to another folder"), path.open("wb") as file:
-        file.write(_header(ordered))
-        for part in _parts(ordered):
-            _write_values(file, part, fill)  # the tensors are freed before the next part is read
-            give_back_memory()  # otherwise the heap grows with the number of parts: some do not fit into freed gaps
 
 
 def _write_values(
@@ -344,7 +339,11 @@ def prove_written(
         _read_at_use(model, read, {"size": 0.0})
     _read_at_use(written.eval(), read_written, noise)
     layers = dict(model.eval().named_modules())
-    waiting = {path: each for path, each in written.named_modules() if _is_compared(each)}
+    waiting = {  # layers: with weights of their own, adapters, or without parts
+        path: each
+        for path, each in written.named_modules()
+        if each._parameters or hasattr(each, "base_layer") or not any(each.children())
+    }
 
     def compare(path: str, args: Any, kwargs: Any, expected: Any) -> None:
         layer, leaves, found = waiting[path], _numbers(expected), []
@@ -406,11 +405,6 @@ def _rounding_in(folder: Path) -> float:
             kinds = {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118  # not a mapping
         found += [torch.finfo(formats[each]).eps / 2 for each in kinds & formats.keys()]
     return max(found)
-
-
-def _is_compared(module: torch.nn.Module) -> bool:
-    """Return whether a module is a layer: with weights of its own, an adapter, or without parts."""
-    return bool(module._parameters) or hasattr(module, "base_layer") or not any(module.children())
 
 
 def _numbers(found: Any) -> list[torch.Tensor]:

@@ -133,7 +133,9 @@ def keep_apart(
     with_backward: check gradients also for implementations with their own backward pass.
     """
     first: AttentionTrials | None = None
-    for way in _ways(model):
+    has_kernel = any(map(find_spec, _KERNELS))
+    ways: list[_Way] = ["positions", "bounds", "samples"] if has_kernel else ["positions", "samples"]
+    for way in ways if model.sequence is None else ways[:1]:
         leave_by_sample(model)
         model.gives_bounds = way == "bounds"
         if way == "samples":
@@ -148,12 +150,6 @@ def keep_apart(
     model.gives_bounds = False
     assert first is not None
     return first
-
-
-def _ways(model: PackedModel) -> list[_Way]:
-    if model.sequence is not None:
-        return ["positions"]
-    return ["positions", *(["bounds"] if any(map(find_spec, _KERNELS)) else []), "samples"]  # type: ignore[list-item]
 
 
 def _choose(

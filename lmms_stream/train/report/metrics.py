@@ -152,6 +152,10 @@ class StepWindow:
         sums = self.sums
         means, least, most = zip(*self._rank_tokens, strict=True)
         p50, p99 = np.quantile(self._longest_waits, [0.5, 0.99]).tolist()
+        of_towers = {}
+        if self._tower_imbalances:
+            of_towers["perf/tower_imbalance"] = float(np.mean(self._tower_imbalances))
+            of_towers["perf/patches_per_s"] = sums.num_patches / seconds
         return {
             "perf/tokens_per_s": sums.num_tokens / seconds,
             "perf/samples_per_s": sums.num_samples / seconds,
@@ -161,7 +165,7 @@ class StepWindow:
             "perf/global_seq_len_min": min(least),
             "perf/global_seq_len_max": max(most),
             "perf/cost_imbalance": float(np.mean(self._imbalances)),
-            **self._tower_figures(seconds),
+            **of_towers,
             "data/wait_share": float(self._waits.max()) / seconds,
             "data/wait_p50_s": p50,
             "data/wait_p99_s": p99,
@@ -172,14 +176,6 @@ class StepWindow:
         """Tokens per pack in the steps: mean, least, most; without padding."""
         shortest, longest = self._pack_bounds
         return self.sums.num_tokens / max(1, self.sums.num_packs), shortest, longest
-
-    def _tower_figures(self, seconds: float) -> dict[str, float]:
-        if not self._tower_imbalances:
-            return {}
-        return {
-            "perf/tower_imbalance": float(np.mean(self._tower_imbalances)),
-            "perf/patches_per_s": self.sums.num_patches / seconds,
-        }
 
 
 def finite_mean(values: Sequence[float]) -> float | None:

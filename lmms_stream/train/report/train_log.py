@@ -68,7 +68,7 @@ def _lock(file: IO[bytes]) -> bool:
 
 def line_of(record: Mapping[str, Any]) -> bytes:
     """Return a record as a line of a log. Numbers that are not finite become null: JSON has no NaN and no infinity."""
-    finite = {name: None if _is_not_finite(value) else value for name, value in record.items()}
+    finite = {name: _finite(value) for name, value in record.items()}
     return json.dumps(finite, allow_nan=False).encode() + b"\n"
 
 
@@ -126,7 +126,7 @@ def keep(kept: History, record: dict[str, Any]) -> None:
 def record_of(line: bytes, *, where: str) -> dict[str, Any]:
     """Return the record of a line, with None for numbers that are not finite; DataError for any other line."""
     try:
-        record = json.loads(line.decode(), parse_constant=lambda name: None, parse_float=_finite)
+        record = json.loads(line.decode(), parse_constant=lambda _: None, parse_float=lambda text: _finite(float(text)))
     except ValueError as error:
         raise DataError(f"{where}: not a record of a run ({error}): remove the line") from None
     numbers = [record.get("step"), record.get("num_steps", 1)] if isinstance(record, dict) else [None]
@@ -135,12 +135,8 @@ def record_of(line: bytes, *, where: str) -> dict[str, Any]:
     return dict(record)
 
 
-def _finite(text: str) -> float | None:
-    return None if _is_not_finite(value := float(text)) else value
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _end_of_lines(file: IO[bytes]) -> int:

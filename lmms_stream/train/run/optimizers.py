@@ -138,14 +138,9 @@ def _muon(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.
     return Muon(found, **_arguments(config))
 
 
-def _torch(name: str) -> Maker:
-    """Return a maker of an optimizer of torch.optim, with the learning rate and optim_args."""
-
-    def make(groups: Groups, config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = getattr(torch.optim, name)(groups, **_arguments(config))
-        return made
-
-    return make
+def _torch(groups: Groups, config: TrainConfig, model: torch.nn.Module, *, name: str) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(groups, **_arguments(config))
+    return made
 
 
 _MAKERS: dict[str, Maker] = {
@@ -156,7 +151,7 @@ _MAKERS: dict[str, Maker] = {
     "adamw_bnb_8bit": _adamw_8bit,
     "adamw_torch_8bit": _adamw_8bit,
     "muon": _muon,
-    **{name: _torch(class_name) for name, class_name in OF_TORCH.items()},
+    **{name: partial(_torch, name=class_name) for name, class_name in OF_TORCH.items()},
 }
 
 
