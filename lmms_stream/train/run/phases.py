@@ -6,13 +6,12 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from ...errors import TrainingError
-from ...signals import StopSignal
 from .distributed import gather
 
 T = TypeVar("T")
@@ -41,6 +40,13 @@ logger = logging.getLogger("lmms_stream")
 
 class StoppedError(TrainingError):
     """The run was stopped by a signal; its finished steps are saved."""
+
+
+class Stop(Protocol):
+    """Whether this rank received a stop signal."""
+
+    @property
+    def is_received(self) -> bool: ...
 
 
 class Phase(NamedTuple):
@@ -75,7 +81,7 @@ class Phases:
     def __init__(self) -> None:
         self.step = 0  # finished steps
         self.now = Phase(since_s=time.monotonic())
-        self._stop: StopSignal | None = None
+        self._stop: Stop | None = None
 
     @contextmanager
     def doing(self, name: str) -> Iterator[None]:
@@ -97,7 +103,7 @@ class Phases:
             yield value
 
     @contextmanager
-    def until(self, stop: StopSignal) -> Iterator[None]:
+    def until(self, stop: Stop) -> Iterator[None]:
         """Let each vote inside raise StoppedError if any rank has received the signal."""
         self._stop = stop
         try:
