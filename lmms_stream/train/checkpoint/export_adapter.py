@@ -56,7 +56,9 @@ def write_adapter(
     config = json.loads((made / ADAPTER_NAME).read_text())
     name, config["inference_mode"] = config.pop("base_model_name_or_path"), False
     if not merge:
-        if "init_lora_weights" in config:  # PiSSA and others compute first values from a base, which has no weights here
+        if (
+            "init_lora_weights" in config
+        ):  # PiSSA and others compute first values from a base, which has no weights here
             config["init_lora_weights"] = True
         model = add_adapter(empty_model(made, found, trust_remote_code), config)
         tensors = _read(model, found, target, average=average)

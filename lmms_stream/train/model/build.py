@@ -397,7 +397,7 @@ def unread_keys(
     kind: Any = type(config)
     own, classes = _declared(kind), (*classes, kind)
     read = {name for each in (*classes, _modelling(kind)) for name in _read_names(each)}
-    known, unread = own | {"rope_theta", "rope_scaling"}, []
+    known, unread = {each for each in own if each[0] != "_"} | {"rope_theta", "rope_scaling"}, []
     for name, value in fields.items():
         if name in parts and isinstance(value, Mapping):
             unread += unread_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.", is_published=is_published)
