@@ -72,7 +72,7 @@ class Record:
         os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
 
     def vouches_for(self, path: Path | int, identity: str) -> bool:
-        """Return whether the file, by path or descriptor, was checked since the machine was started, and its status is unchanged since.
+        """Return whether the file, by path or descriptor, was checked since the machine started, and is unchanged.
 
         The time of change of the status also differs after writes that keep the size and the modification time.
         """
@@ -91,7 +91,7 @@ class Record:
     def _facts(path: Path | int) -> tuple[int, ...]:
         """Return size, times and inode of a file; an empty tuple for a missing file."""
         try:
-            stat = os.stat(path)
+            stat = os.fstat(path) if isinstance(path, int) else path.stat()
         except OSError:
             return ()
         return stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns

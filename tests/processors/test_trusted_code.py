@@ -19,7 +19,7 @@ from lmms_stream.doors.huggingface.tokenizer import _take_template
 from lmms_stream.doors.lmms_engine.datasets.names import EngineDatasetConfig, processor_of
 from lmms_stream.doors.lmms_engine.datasets.processor import PureTextDataProcessor
 from lmms_stream.doors.lmms_engine.launch.file import dataset_of
-from lmms_stream.doors.relax.opening import open_dataset
+from lmms_stream.doors.relax.opening import load_processor, open_dataset
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
@@ -139,6 +139,12 @@ def test_doors_pass_the_setting_on(
 
 
 @in_long_rounds
+def test_a_processor_of_own_code_is_not_taken_for_a_missing_one(own_code: Path, code_cache: Path) -> None:
+    with pytest.raises(ConfigError, match=REFUSED):
+        load_processor(str(own_code))
+    assert load_processor(str(own_code), trust_remote_code=True) is None  # a tokenizer alone
+
+
 def test_nobody_is_asked_on_stdin(own_code: Path, tmp_path: Path) -> None:
     program = f"from lmms_stream.processors.tokenizers import load_tokenizer; load_tokenizer({str(own_code)!r})"
     made = subprocess.run([sys.executable, "-c", program], input=b"y\n" * 9, capture_output=True, timeout=120)

@@ -339,7 +339,8 @@ def prove_written(
 
     Each layer of both models runs in float32 on the layer's inputs in `model`, for token ids and media drawn by a
     seed. A difference may be twice the effect of changing each written weight by its largest rounding, up or down by
-    chance, the largest of _MOST_DRAWS: a sum of few weights may hardly change by chance. Other layers get drawn inputs, or their weights are compared. read: None for a model with weights.
+    chance: the largest effect of _MOST_DRAWS, because a sum of few weights may hardly change by chance. Other layers
+    get drawn inputs, or their weights are compared. read: None for a model with weights.
     """
     noise, drawn, rounding = {"size": 0.0, "seed": 0}, torch.Generator().manual_seed(0), _rounding_in(folder)
     if read is not None:

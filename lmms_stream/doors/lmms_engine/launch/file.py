@@ -462,7 +462,8 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     dtypes = sorted({str(each).removeprefix("torch.") for each in named if each})
     if len(dtypes) > 1:
         raise ConfigError(f"{source}: torch_dtype and dtype are {' and '.join(dtypes)}: leave one of them out")
-    values |= {"dtype": each for each in dtypes}
+    if dtypes:
+        values["dtype"] = dtypes[0]
     values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
     patches = said.get("monkey_patch_kwargs") or {}
     asked = uses_liger(patches, source=f"{source}: monkey_patch_kwargs")
