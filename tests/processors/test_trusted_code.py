@@ -138,13 +138,13 @@ def test_doors_pass_the_setting_on(
             load()
 
 
-@in_long_rounds
 def test_a_processor_of_own_code_is_not_taken_for_a_missing_one(own_code: Path, code_cache: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED):
         load_processor(str(own_code))
     assert load_processor(str(own_code), trust_remote_code=True) is None  # a tokenizer alone
 
 
+@in_long_rounds
 def test_nobody_is_asked_on_stdin(own_code: Path, tmp_path: Path) -> None:
     program = f"from lmms_stream.processors.tokenizers import load_tokenizer; load_tokenizer({str(own_code)!r})"
     made = subprocess.run([sys.executable, "-c", program], input=b"y\n" * 9, capture_output=True, timeout=120)
