@@ -71,8 +71,8 @@ class Record:
         """Replace the content of the open record file in one write: concurrent readers hardly ever see half of it."""
         os.pwrite(file.fileno(), json.dumps(asdict(self)).encode().ljust(_RECORD_BYTES), 0)
 
-    def vouches_for(self, path: Path | int, identity: str) -> bool:
-        """Return whether the file, by path or descriptor, was checked since the machine started, and is unchanged.
+    def vouches_for(self, path: Path, identity: str) -> bool:
+        """Return whether the file was checked since the machine was started, and its status is unchanged since.
 
         The time of change of the status also differs after writes that keep the size and the modification time.
         """
@@ -88,10 +88,10 @@ class Record:
         return self._facts(path)[:2] == (self.size, self.mtime_ns) and self.inode != 0
 
     @staticmethod
-    def _facts(path: Path | int) -> tuple[int, ...]:
+    def _facts(path: Path) -> tuple[int, ...]:
         """Return size, times and inode of a file; an empty tuple for a missing file."""
         try:
-            stat = os.fstat(path) if isinstance(path, int) else path.stat()
+            stat = path.stat()
         except OSError:
             return ()
         return stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns

@@ -338,7 +338,6 @@ Q_PROJ: dict[str, Any] = {"target_modules": ["q_proj"]}
         ({**Q_PROJ, "init_lora_weights": "eva"}, "eva of an adapter reads data in a call before training"),
         ({**Q_PROJ, "init_lora_weights": "lora_ga"}, "lora_ga of an adapter reads data in a call before training"),
         ({**Q_PROJ, "task_type": "SEQ_CLS"}, "task_type SEQ_CLS trains a head that the model does not have"),
-        ({**Q_PROJ, "bias": "all"}, "bias 'all' matches nothing: the model has no bias"),
         ({**Q_PROJ, "layer_replication": [[0, 1], [0, 1]]}, "layer_replication shares weights between layers"),
         ({**Q_PROJ, "alora_invocation_tokens": [3]}, "alora_invocation_tokens finds tokens .* by peft's own forward"),
         ({**Q_PROJ, "trainable_token_indices": [3]}, "reads the embedding's weight from outside .*: leave it out"),

@@ -34,7 +34,7 @@ from typing import IO, Any, Literal
 
 from ...errors import ConfigError, StorageError
 from ...storage.locks import is_locked, leftovers, lock_of
-from ...storage.record import Record
+from ...storage.record import Record, boot_id
 from .client import PROGRESS_S, SILENT_S, PeerClient, PeerFailedError, PeerGroup, address_of
 
 START_S = 60.0
@@ -62,7 +62,9 @@ class SharedFolder:
             file = path.open("rb")
         except OSError:
             return None
-        if Record.read(lock_of(path)).vouches_for(file.fileno(), identity):
+        record, stat = Record.read(lock_of(path)), os.fstat(file.fileno())
+        is_whole = record.inode and (record.identity, record.boot) == (identity, boot_id())
+        if is_whole and (record.inode, record.size, record.mtime_ns) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
             return file
         file.close()
         return None

@@ -148,8 +148,6 @@ def _check_names(
         "layers_pattern": lambda name: any(re.search(rf"(^|\.){name}\.\d+(\.|$)", path) for path in targets),
         "layers_to_transform": lambda name: any(f".{name}." in f".{path}." for path in targets),
     }
-    if (bias := options.get("bias") or "none") != "none" and not any(path.endswith("bias") for path in parameters):
-        raise ConfigError(f"model.adapter bias {bias!r} matches nothing: the model has no bias; leave it out")
     tails = dict.fromkeys(part for path in modules for part in path.split("."))
     for option, matches in rules.items():
         names = options.get(option) or []
