@@ -88,9 +88,9 @@ class LmmsStreamError(Exception):
 
 # Parameters of a signed URL's query (S3, Google, Azure, CloudFront, Alibaba, tokens), and names and passwords of URLs.
 _SECRET = re.compile(
-    r"""((?:[?&;]|\\u0026|&amp;)(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|passw(?:or)?d|
-    credential|policy|auth(?:orization)?|jwt|sas|hdnea|hdnts)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)=)
-    (?:(?!\\u0026)[^&\s'"<>])+""",
+    r"""((?:[?&;]|\\u0026|&amp;|%(?:25)*(?:3f|26|3b))(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w-]*(?:sig|signature|token|secret|passw(?:or)?d|
+    credential|policy|auth(?:orization)?|jwt|sas|hdnea|hdnts)|awsaccesskeyid|googleaccessid|ossaccesskeyid|key-pair-id|api_?key|key)
+    (?:=|%(?P<twice>(?:25)*)3d))(?:(?!\\u0026)(?(twice)(?!%(?P=twice)26))[^&\s'"<>])+""",
     re.IGNORECASE | re.VERBOSE,
 )
 _USER = re.compile(r"""(\bhttps?://)[^/\s@'"]+@|(\b[a-z][\w+.-]*://)[^/\s:@'"]+:[^/\s@'"]+@""", re.IGNORECASE)
@@ -102,7 +102,7 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("https://a:b@host/x?X-Amz-Date=1&part=2&X-Amz-Signature=3f")
     'https://…@host/x?X-Amz-Date=…&part=2&X-Amz-Signature=…'
     """
-    if "://" not in text:
+    if "://" not in text and "%" not in text:
         return text
     return _USER.sub(lambda found: f"{found[1] or found[2]}…@", _SECRET.sub(r"\1…", text))
 

@@ -142,6 +142,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
         ("https://h/a?AWSAccessKeyId=K&Signature=s&Expires=1", "https://h/a?AWSAccessKeyId=…&Signature=…&Expires=1"),
         ('{"u": "https://h/a?x=1\\u0026access_token=t"}', '{"u": "https://h/a?x=1\\u0026access_token=…"}'),
         ("s3://key:secret@bucket/a", "s3://…@bucket/a"),
+        ("GET /?u=https%3A%2F%2Fh%3Fsig%3D3f%26b%3D1&c=2", "GET /?u=https%3A%2F%2Fh%3Fsig%3D…%26b%3D1&c=2"),
+        ("u=https%253A%252F%252Fh%253Fsig%253D3f%2526b%253D1", "u=https%253A%252F%252Fh%253Fsig%253D…%2526b%253D1"),
         ("https://token@host/a", "https://…@host/a"),
         ("abfss://box@account.dfs/a, hf://datasets/a@b?config=c", "abfss://box@account.dfs/a, hf://datasets/a@b?config=c"),
     ],

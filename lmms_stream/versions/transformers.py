@@ -37,6 +37,9 @@ GIVES_WEIGHTS_OF_CHOSEN_EXPERTS = _INSTALLED >= (5, 0)
 # Until 5.0 save_pretrained takes weights by their names in the model, and renames them.
 KEEPS_NAMES: dict[str, Any] = {} if _INSTALLED < (5, 0) else {"save_original_format": False}
 
+# Until 5.0 configs lack names of later configs, for example rope_parameters.
+HAS_FORMER_CONFIGS = _INSTALLED < (5, 0)
+
 # Words of plans for tensor parallelism: since 5.0, and until then.
 _OF_PLANS = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "rowwise_rep"}
 

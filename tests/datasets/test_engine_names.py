@@ -328,6 +328,13 @@ def test_videos_and_audios_of_a_processor_by_its_name_are_those_of_a_dataset(tmp
         processor.process(None, messages, audios=[sound])
     with pytest.raises(DataError, match=r"a video has the shape \[3, 56, 84\]: give \[frames, 3, height, width\], a"):
         processor.process(None, messages, videos=frames)
+    with pytest.raises(DataError, match=r"a sound has the shape \[1, 9000\]: give \[samples\]"):
+        processor.process(None, messages, audios=[sound[None]], sampling_rate=16000, videos=[frames])
+    for strange, level in ((np.full(frames.shape, np.nan), "nan"), (frames.astype(np.uint16) * 257, "0 to 65535")):
+        with pytest.raises(DataError, match=f"a video has levels from .*{level}, expected 0 to 255"):
+            processor.process(None, messages, audios=[sound], sampling_rate=16000, videos=[strange])
+    with pytest.raises(DataError, match=r"a video has 0.0 frames a second, expected 0.001"):
+        processor.process(None, messages, audios=[sound], sampling_rate=16000, videos=[frames], fps=0.0)
     with pytest.raises(DataError, match="1 videos are left over: name each by a part of type video"):
         processor.process(None, messages, audios=[sound], sampling_rate=16000, videos=[frames, frames])
 

@@ -314,9 +314,27 @@ def test_a_launch_file_of_the_sit_trainer_is_of_diffusers_model(data: dict[str, 
         ({"model_type": "dit"}, "model_type 'dit' of sit_trainer is not here: give sit, or name diffusers' model"),
         ({"model_type": "sit", "prediction": "noise"}, "prediction is 'noise', and only 'velocity' is followed here"),
         ({"model_type": "sit", "depht": 3}, "did you mean 'depth'"),
+        ({"model_type": "sit", "num_heads": 7}, "hidden_size 1152 is no multiple of num_heads 7: change one of them"),
     ):
         with pytest.raises(ConfigError, match=message):
             launch_of(said | {"model_config": {"load_from_config": made}}, source="f")
+
+
+@pytest.mark.parametrize(
+    ("section", "said", "message"),
+    [
+        ("trainer_args", {"ema_enabled": True, "ema_decay": "x"}, "ema_decay must be a number, got 'x'"),
+        ("trainer_args", {"fsdp_config": {"hsdp_shard_size": "a"}}, "hsdp_shard_size must be a whole number"),
+        ("model_config", {"load_from_config": {"model_type": "llama", "config": [1]}}, "config must be a mapping"),
+        ("model_config", {"torch_dtype": "bfloat16", "extra_kwargs": {"dtype": "float32"}}, "bfloat16 and float32: le"),
+    ],
+)
+def test_numbers_of_a_launch_file_are_checked_and_may_not_contradict(
+    data: dict[str, Any], section: str, said: dict[str, Any], message: str
+) -> None:
+    kept = {} if "load_from_config" in said else data[section]
+    with pytest.raises(ConfigError, match=message):
+        launch_of(data | {section: kept | said}, source="f")
 
 
 def test_each_key_beyond_transformers_is_honoured_told_once_or_refused(

@@ -19,7 +19,7 @@ from lmms_stream.doors.huggingface.tokenizer import _take_template
 from lmms_stream.doors.lmms_engine.datasets.names import EngineDatasetConfig, processor_of
 from lmms_stream.doors.lmms_engine.datasets.processor import PureTextDataProcessor
 from lmms_stream.doors.lmms_engine.launch.file import dataset_of
-from lmms_stream.doors.relax.opening import open_dataset
+from lmms_stream.doors.relax.opening import load_processor, open_dataset
 from lmms_stream.errors import ConfigError
 from lmms_stream.mds.dataset_config import DatasetConfig
 from lmms_stream.processors import ProcessorConfig
@@ -136,6 +136,13 @@ def test_doors_pass_the_setting_on(
             continue
         with pytest.raises((ConfigError, ValueError), match=r"has its own Python files|trust_remote_code"):
             load()
+
+
+def test_a_processor_of_own_code_is_not_taken_for_a_missing_one(own_code: Path, code_cache: Path) -> None:
+    named = {"processor_class": "OwnTokenizer", "auto_map": {"AutoProcessor": "own.OwnTokenizer"}}
+    (own_code / "processor_config.json").write_text(json.dumps(named))
+    with pytest.raises(ConfigError, match=REFUSED):
+        load_processor(str(own_code))
 
 
 @in_long_rounds

@@ -19,6 +19,7 @@ from lmms_stream.train.checkpoint.tensors import read_tensors
 from lmms_stream.train.model.build import ModelConfig
 from lmms_stream.train.run.distributed import init_distributed
 from lmms_stream.train.run_config import RunConfig
+from safetensors.torch import save_file
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
@@ -26,6 +27,7 @@ from ..conftest import run_cli, write_tokens
 from ..processors.tiny_vlm import save_processor, tiny_config
 from ..proxy import FaultProxy
 from ..rounds import in_long_rounds
+from ..versions import IS_5
 from .runs import MODEL, VOCABULARY, trainer_of, write_small_run
 
 
@@ -200,6 +202,40 @@ def test_a_layer_that_fails_in_the_proof_is_no_proof(fails: str, tmp_path: Path)
         model.forward = lambda **_: None  # reaches no layer
     with pytest.raises(CheckpointError, match=rf"is not the checkpoint's: {path} does not run \(mm: mat1"):
         weight_files.prove_written(tmp_path, model, state.__getitem__, written, {**state, **others}.__getitem__)
+
+
+def written_pair(folder: Path, config: dict[str, Any], adapter: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Two equal models with an adapter, and drawn weights; the folder names float16 as the format."""
+    model, written = (ModelConfig(config=config, adapter=adapter).build().eval() for _ in range(2))
+    drawn = torch.Generator().manual_seed(0)
+    state = {name: torch.rand(each.shape, generator=drawn) for name, each in model.state_dict().items()}
+    model.config.save_pretrained(folder)
+    save_file({"x": torch.zeros(1, dtype=torch.float16)}, folder / "model.safetensors")
+    return model, written, state
+
+
+def test_roundings_that_cancel_by_chance_are_no_other_model(tmp_path: Path) -> None:
+    config = MODEL | {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model, written, state = written_pair(tmp_path, config, {"r": 1, "target_modules": "all-linear"})
+    rounded = {name: each.half().float() for name, each in state.items()}
+    weight_files.prove_written(tmp_path, model, state.__getitem__, written, rounded.__getitem__)
+
+
+@pytest.mark.skipif(not IS_5, reason="experts are single layers until transformers 5")
+def test_an_adapter_of_whole_experts_is_proved(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_moe", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+    }  # fmt: skip
+    adapter = {"r": 2, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj"]}
+    model, written, state = written_pair(tmp_path, config, adapter)
+    weight_files.prove_written(tmp_path, model, state.__getitem__, written, state.__getitem__)
+    model, written, _ = written_pair(tmp_path, config, adapter)
+    damaged = {name: each + ("experts.lora_A" in name) for name, each in state.items()}
+    with pytest.raises(CheckpointError, match=r"experts.*differs by"):
+        weight_files.prove_written(tmp_path, model, state.__getitem__, written, damaged.__getitem__)
 
 
 def test_the_proof_runs_media_of_a_real_processor(tmp_path: Path) -> None:

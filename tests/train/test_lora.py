@@ -222,6 +222,8 @@ def test_what_cannot_be_merged_by_parts_is_merged_whole_and_says_why(
         assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
         return
     if case == "made of the base":
+        export_checkpoint(checkpoint, tmp_path / "half", merge=True, dtype="bfloat16")  # loads the base as trained
+        export_checkpoint(checkpoint, tmp_path / "adapter")
         return  # peft's own file is of the changed base, which it does not keep
     folder = export_checkpoint(checkpoint, tmp_path / "adapter")
     plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
@@ -334,6 +336,9 @@ Q_PROJ: dict[str, Any] = {"target_modules": ["q_proj"]}
         ({"target_modules": "q_proj["}, "the adapter cannot be added: unterminated character set"),
         ({**Q_PROJ, "eva_config": {"rho": 2.0}}, "peft ignores an option of the adapter: `eva_config` .* not 'eva'"),
         ({**Q_PROJ, "init_lora_weights": "eva"}, "eva of an adapter reads data in a call before training"),
+        ({**Q_PROJ, "init_lora_weights": "lora_ga"}, "lora_ga of an adapter reads data in a call before training"),
+        ({**Q_PROJ, "task_type": "SEQ_CLS"}, "task_type SEQ_CLS trains a head that the model does not have"),
+        ({**Q_PROJ, "layer_replication": [[0, 1], [0, 1]]}, "layer_replication shares weights between layers"),
         ({**Q_PROJ, "alora_invocation_tokens": [3]}, "alora_invocation_tokens finds tokens .* by peft's own forward"),
         ({**Q_PROJ, "trainable_token_indices": [3]}, "reads the embedding's weight from outside .*: leave it out"),
         ({"peft_type": "VERA", "r": 4, **Q_PROJ}, "an adapter of type VERA .* Set `config.save_projection` to `False`"),

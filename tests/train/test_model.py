@@ -337,6 +337,9 @@ PARTS = {"vision_config": {"model_type": "clip_vision_model"}, "text_config": {"
     ("fields", "message"),
     [
         ({"num_hidden_layer": 1}, "num_hidden_layer reaches nothing: LlamaConfig .*: did you mean 'num_hidden_layers'"),
+        *IS_5
+        * [({"sliding_window": 4}, "sliding_window reaches nothing: .*: the nearest is '[a-z]")],  # others read it
+        ({"model_type": "qwen2_5_omni_thinker"}, r"hidden_size reaches nothing: write .*\.text_config\.hidden_size"),
         ({"rope_thetha": 1.0}, "rope_thetha reaches nothing: .*: did you mean 'rope_theta'"),
         *IS_5 * [({"n_layer": 1}, "n_layer reaches nothing: .*: the nearest is 'num_hidden_layers'")],
         *IS_5 * [({"temperature": 0.5}, "temperature reaches nothing")],  # transformers 4 has them in all configs

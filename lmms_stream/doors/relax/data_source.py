@@ -157,15 +157,15 @@ class RolloutDataSource(NamedLikeTheirs):
             _check_numbers(state)
             if self.dataset is not None:
                 measures = not state.get("use_streaming") and setting(self.args, "rollout_max_prompt_len") is not None
-                checkpoint = setting(self.args, "hf_checkpoint")
-                drops_unordered = measures and checkpoint is not None and load_processor(checkpoint) is not None
+                checkpoint, trusts = (setting(self.args, name) for name in ("hf_checkpoint", "trust_remote_code"))
+                has_processor = measures and checkpoint and load_processor(checkpoint, trust_remote_code=trusts)
                 is_shuffled = bool(setting(self.args, "rollout_shuffle"))
                 requests = (setting(self.args, name) for name in ("rollout_batch_size", "over_sampling_batch_size"))
                 follow_relax(
                     self.dataset,
                     state,
                     is_shuffled=is_shuffled,
-                    drops_unordered=drops_unordered,
+                    drops_unordered=bool(has_processor),
                     largest_request=max(each or 0 for each in requests),
                 )
             self._count_on(state)

@@ -120,6 +120,7 @@ def load_processor(name_or_path: str, **kwargs: Any) -> Any:
 
     try:
         found = AutoProcessor.from_pretrained(name_or_path, **{"trust_remote_code": False, **kwargs})
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        check_trusted(error, name_or_path, bool(kwargs.get("trust_remote_code")))
         return None
     return found if isinstance(found, ProcessorMixin) else None

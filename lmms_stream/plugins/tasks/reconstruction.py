@@ -280,7 +280,8 @@ class VisionEncoder:
         try:
             options = {"trust_remote_code": trust_remote_code}
             processor: Any = transformers.AutoImageProcessor.from_pretrained(str(path), **options)
-        except (OSError, ValueError):  # a folder without an image processor
+        except (OSError, ValueError) as error:  # a folder without an image processor
+            check_trusted(error, str(path), trust_remote_code)
             return VisionEncoder(model)
         return VisionEncoder(model, mean=processor.image_mean, std=processor.image_std)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,8 +128,8 @@ def stored_facts(part: Mapping[str, Any]) -> Facts | None:
 
 _WAV_FLOAT, _WAV_EXTENSIBLE = 3, 0xFFFE
 _WAV_FLOATS = {32: "<f4", 64: "<f8"}  # by their bits
-# Whole numbers, floats, and either with a longer header: samples of equal size.
-_WAV_FORMATS = (1, _WAV_FLOAT, _WAV_EXTENSIBLE)
+_WAV_BITS = {1: (8, 16, 24, 32), _WAV_FLOAT: (*_WAV_FLOATS,)}  # of decodable whole numbers and floats
+_WAV_HEADER = struct.Struct("<HHIIHH")
 _STREAMINFO = 0
 
 
@@ -150,14 +151,12 @@ def _wav(data: bytes) -> AudioFacts | None:
         name, size = data[offset : offset + 4], int.from_bytes(data[offset + 4 : offset + 8], "little")
         offset += 8
         if name == b"fmt ":
-            form = int.from_bytes(data[offset : offset + 2], "little")
-            if form not in _WAV_FORMATS:
+            form, channels, rate, _, frame_bytes, bits = _WAV_HEADER.unpack(data[offset : offset + 16].ljust(16, b"\0"))
+            if form == _WAV_EXTENSIBLE:
+                form = int.from_bytes(data[offset + 24 : offset + 26], "little")
+            if bits not in _WAV_BITS.get(form, ()) or frame_bytes != channels * bits // 8:
                 return None
-            form_at = offset + 24 if form == _WAV_EXTENSIBLE else offset
-            is_float = int.from_bytes(data[form_at : form_at + 2], "little") == _WAV_FLOAT
-            floats = _WAV_FLOATS.get(int.from_bytes(data[offset + 14 : offset + 16], "little")) if is_float else None
-            rate = int.from_bytes(data[offset + 4 : offset + 8], "little")
-            frame_bytes = int.from_bytes(data[offset + 12 : offset + 14], "little")
+            floats = _WAV_FLOATS[bits] if form == _WAV_FLOAT else None
         elif name == b"data":
             is_said = rate and 0 < frame_bytes <= size <= len(data) - offset
             if is_said and floats is not None:

@@ -56,6 +56,10 @@ def write_adapter(
     config = json.loads((made / ADAPTER_NAME).read_text())
     name, config["inference_mode"] = config.pop("base_model_name_or_path"), False
     if not merge:
+        if (
+            "init_lora_weights" in config
+        ):  # PiSSA and others compute first values from a base, which has no weights here
+            config["init_lora_weights"] = True
         model = add_adapter(empty_model(made, found, trust_remote_code), config)
         tensors = _read(model, found, target, average=average)
         save_adapter(model, made, tensors, dtype=dtype)
@@ -81,7 +85,8 @@ def _prove_adapter(
 ) -> None:
     """Prove a written adapter, on a base model with drawn weights; see prove_written."""
     of_file = load_file(made / "adapter_model.safetensors")
-    of_folder = json.loads((made / ADAPTER_NAME).read_text()) | {"inference_mode": False}
+    first = {name: config[name] for name in ("inference_mode", "init_lora_weights") if name in config}
+    of_folder = json.loads((made / ADAPTER_NAME).read_text()) | first
     del of_folder["base_model_name_or_path"]
     model, written = (add_adapter(shell_of(made, found, trusts), each) for each in (config, of_folder))
     adapter = adapter_of(written)
@@ -136,7 +141,8 @@ def _merge_by_parts(parts: _Parts, dtype: Dtype | None) -> None:
 
 def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
     """Write the merged model, with the whole model in memory."""
-    made, wrapped = parts.made, _whole(parts)
+    made, of_base = parts.made, model_class_of(parts.made, parts.found, parts.trust_remote_code)
+    wrapped = _whole(parts, *of_base)
     merged: Any = wrapped.merge_and_unload()
     if dtype is not None:
         merged = merged.to(getattr(torch, dtype))
@@ -146,12 +152,12 @@ def _merge_whole(parts: _Parts, dtype: Dtype | None) -> None:
         merged.save_pretrained(made)
     del wrapped, merged
     written = written_in(made, parts.found, parts.trust_remote_code)
-    prove_written(made, take_adapter(_whole(parts)).float(), None, *written)
+    prove_written(made, take_adapter(_whole(parts, *of_base)).float(), None, *written)
 
 
-def _whole(parts: _Parts) -> PeftModel:
-    """Return the base with the adapter of a checkpoint, as peft's model."""
-    base = _base(parts)
+def _whole(parts: _Parts, model_class: type[PreTrainedModel], of_model: Any) -> PeftModel:
+    """Return the base with the adapter of a checkpoint, as peft's model. of_model: config before the merge."""
+    base = _base(parts, model_class, of_model)
     wrapped = peft_model(base, parts.config)
     model = take_adapter(wrapped)
     _check_base(model, parts.found, parts.base)
@@ -186,10 +192,9 @@ def _check_base(
         )
 
 
-def _base(parts: _Parts) -> PreTrainedModel:
+def _base(parts: _Parts, model_class: type[PreTrainedModel], of_model: Any) -> PreTrainedModel:
     """Load the base model of an adapter again from the original place."""
     name, found = parts.base, parts.found
-    model_class, of_model = model_class_of(parts.made, found, parts.trust_remote_code)
     try:
         base: PreTrainedModel = model_class.from_pretrained(
             name, config=of_model, dtype=of_model.dtype, trust_remote_code=parts.trust_remote_code

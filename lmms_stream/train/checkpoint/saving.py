@@ -24,6 +24,7 @@ from ...storage.owner import BEAT_S, Owner
 from ...storage.retry import Retry
 from ...storage.storage import Storage, open_storage
 from ...version import VERSION
+from ...versions.transformers import HAS_FORMER_CONFIGS
 from ..model.adapters import adapter_of
 from ..model.build import config_of
 from ..run.distributed import from_rank_0
@@ -279,10 +280,12 @@ def check_same_model(saved: Mapping[str, Any], now: Mapping[str, Any], *, where:
 
     Only fields of both versions' configs are compared.
     """
-    before_model = saved["model"]
-    if saved["versions"].get("transformers") != now["versions"].get("transformers"):
+    before_model, but = saved["model"], _NOT_THE_MODEL
+    if (version := str(saved["versions"].get("transformers"))) != now["versions"].get("transformers"):
         before_model = _as_read_now(before_model)
-    differing = _differing(before_model, now["model"], but=_NOT_THE_MODEL)
+        if HAS_FORMER_CONFIGS and not version.startswith("4."):
+            but = but | {name for name, value in now["model"].items() if value is None or name not in saved["model"]}
+    differing = _differing(before_model, now["model"], but=but)
     before, after = saved.get("adapter"), now.get("adapter")
     if (before is None) != (after is None):
         differing.append("all of it, now an adapter" if before is None else "an adapter, now all of it")

@@ -45,6 +45,7 @@ _REFUSED = {
 _REFUSED_OPTIONS = {
     "alora_invocation_tokens": "finds tokens in each sequence by peft's own forward, and is a LoRA of all tokens here",
     "arrow_config": "chooses between several adapters, and a run trains a single one",
+    "layer_replication": "shares weights between layers, and FSDP shards the weights of each layer alone",
     "kasa_config": "adds a loss of the adapter, which the task's loss does not have",
     "monteclora_config": "adds a loss of the adapter, which the task's loss does not have",
     "trainable_token_indices": "reads the embedding's weight from outside of the embedding, and FSDP gathers it only "
@@ -117,8 +118,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
         if name not in known:
             remedy = did_you_mean(name, known, otherwise=f"the nearest is {nearest_name(name, known)!r}")
             raise ConfigError(f"model.adapter has {name!r}, which no {kind.__name__} has: {remedy}")
-    if options.get("init_lora_weights") == "eva":
-        raise ConfigError("init_lora_weights eva of an adapter reads data in a call before training: choose another")
+    if (first := options.get("init_lora_weights")) in ("eva", "lora_ga"):
+        raise ConfigError(
+            f"init_lora_weights {first} of an adapter reads data in a call before training: choose another"
+        )
+    if (task := _plain(options.get("task_type"))) in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"):
+        raise ConfigError(f"model.adapter task_type {task} trains a head that the model does not have: leave it out")
 
 
 def _check_names(

@@ -397,7 +397,7 @@ def unread_keys(
     kind: Any = type(config)
     own, classes = _declared(kind), (*classes, kind)
     read = {name for each in (*classes, _modelling(kind)) for name in _read_names(each)}
-    known, unread = own | {"rope_theta", "rope_scaling"}, []
+    known, unread = {each for each in own if each[0] != "_"} | {"rope_theta", "rope_scaling"}, []
     for name, value in fields.items():
         if name in parts and isinstance(value, Mapping):
             unread += unread_keys(value, parts[name], *classes, prefix=f"{prefix}{name}.", is_published=is_published)
@@ -444,6 +444,7 @@ def _declared(config_class: Any) -> set[str]:
 
 _WRITTEN = {"architectures", "transformers_version"}  # fields of a config that transformers has written
 _MOST_MISTYPED = 2  # letters of a name without a partner in the known name
+_OF_ALL_MODELS = re.compile(r"(builtins|torch|transformers\.(?!models\.|modeling_rope_utils))\b")  # not read by each
 _READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,]\s*)\"(\w+)\"|\[\"(\w+)\"\]")
 
 
@@ -459,6 +460,7 @@ def _modelling(config_class: type) -> Any:
 def _read_names(code: Any) -> set[str]:
     """Return the names of fields and options in the source of a module, or of the modules of a class and its bases."""
     modules = {each.__module__ for each in code.__mro__[:-1]} if isinstance(code, type) else {code.__name__}
+    modules = {each for each in modules if not _OF_ALL_MODELS.match(each)}
     found = [pair for module in modules for pair in _READ.findall(inspect.getsource(sys.modules[module]))]
     return {name for pair in found for name in pair if name}
 

@@ -96,6 +96,13 @@ def test_samples_are_counted_by_headers_to_the_last(num_samples: int, container:
     assert facts_of(data, "audio") == (*decoded_samples(data)[:1], 8000) == (num_samples, 8000)
 
 
+def test_a_wav_that_no_decoder_reads_is_refused_at_conversion() -> None:
+    """Floats of 16 bits: the header is whole, and libsndfile and FFmpeg read none."""
+    header = b"RIFF\x34\0\0\0WAVEfmt \x10\0\0\0\x03\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\x10\0\0\0"
+    with pytest.raises(DataError, match="no audio in a known codec"):
+        facts_of(header + bytes(16), "audio")
+
+
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e30])
 @pytest.mark.parametrize("form", ["WAV", "WAVEX", "W64", "AIFF", "AU", "CAF"])
 @pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])

@@ -153,6 +153,8 @@ def _wav(samples: NDArray[np.float32], rate: int) -> bytes:
         raise DataError(
             f"a sound has samples of type {waves.dtype}, expected floats from -1 to 1: divide by full scale"
         )
+    if waves.ndim not in (1, 2) or waves.shape[-1] > len(waves):
+        raise DataError(f"a sound has the shape {[*waves.shape]}: give [samples], or [samples, channels]")
     soundfile.write(data, waves.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return data.getvalue()
 
@@ -162,7 +164,12 @@ def _film(frames: NDArray[np.uint8], fps: float) -> bytes:
     if frames.ndim != 4 or 3 not in (frames.shape[1], frames.shape[3]):
         raise DataError(f"a video has the shape {[*frames.shape]}: give [frames, 3, height, width], a video each")
     if frames.dtype != np.uint8:
+        lowest, highest = float(frames.min(initial=0)), float(frames.max(initial=0))
+        if not -256 < lowest <= highest < 512:  # resized floats lie a little outside; NaN is neither
+            raise DataError(f"a video has levels from {lowest:g} to {highest:g}, expected 0 to 255: scale them")
         frames = np.rint(frames).clip(0, 255).astype(np.uint8)
+    if not 0.001 <= fps <= 1e6:
+        raise DataError(f"a video has {fps!r} frames a second, expected 0.001 to 1000000: correct fps")
     shown = frames if frames.shape[3] == 3 else frames.transpose(0, 2, 3, 1)
     data, av = io.BytesIO(), need("av", by="videos")
     with av.open(data, "w", format="matroska") as container:

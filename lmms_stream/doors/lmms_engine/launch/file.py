@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....checks import of_type, whole_number
 from ....config import LAUNCH_SECTIONS, build_config
 from ....errors import ConfigError
 from ....mds.dataset_config import check_names
@@ -127,20 +128,20 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
             f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
         ]  # each pattern must match
     if fsdp.get("hsdp_shard_size"):
-        values["shard_ranks"] = int(fsdp["hsdp_shard_size"])
+        values["shard_ranks"] = whole_number(f"{source}: hsdp_shard_size", fsdp["hsdp_shard_size"], least=1)
     if said.get("ema_enabled"):
-        values["ema_decay"] = float(said.get("ema_decay") or 0.9999)
+        values["ema_decay"] = of_type(f"{source}: ema_decay", _asked(said).get("ema_decay", 0.9999), "float", 0.9999)
     if "reshard_after_forward" in fsdp:
         values["fsdp"] = FsdpConfig(reshard_after_forward=bool(fsdp["reshard_after_forward"]))
     if said.get("use_muon"):
         values["optim"] = "muon"
-    profiler = dict(said.get("profiler_config") or {})
+    profiler = _asked(said.get("profiler_config") or {})
     check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
     if said.get("enable_profiler"):
         if "warmup_steps" in profiler:
             warn(["warmup_steps (the trace begins at start_step)"], source="profiler_config")
-        first = int(profiler.get("start_step", 1))
-        stop = int(profiler.get("end_step", first + 1))
+        first = whole_number(f"{source}: start_step", profiler.get("start_step", 1), least=0)
+        stop = whole_number(f"{source}: end_step", profiler.get("end_step", first + 1), least=0)
         folder = profiler.get("directory")
         values["profile_steps"] = (first, stop) if folder is None else (first, stop, folder)
     return values
@@ -169,7 +170,8 @@ def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
                 f"{source}: {name} {said[name]!r} is not supported, only {only!r}, LLaVA-OneVision's way to pool "
                 "frames: leave it out"
             )
-    return int(said.get("faster_token_stride") or 10)  # LMMS Engine's default
+    # 10: LMMS Engine's default
+    return whole_number(f"{source}: faster_token_stride", said.get("faster_token_stride") or 10, least=1)
 
 
 def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
@@ -235,6 +237,11 @@ def _sit_of(
         if said.get(name, only) != only:
             raise ConfigError(f"{source}: {name} is {said[name]!r}, and only {only!r} is followed here: leave it out")
     sit = _SIT | said
+    if sit["hidden_size"] % sit["num_heads"]:
+        raise ConfigError(
+            f"{source}: hidden_size {sit['hidden_size']} is no multiple of num_heads {sit['num_heads']}: change one of "
+            "them"
+        )
     config = {
         DIFFUSERS_CLASS: "DiTTransformer2DModel",
         "sample_size": sit["input_size"],
@@ -440,6 +447,7 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
             )
         values["pretrained"] = str(path)
     elif made is not None:
+        _check_mappings(made, ("config",), source=f"{source}: load_from_config")
         beside = {name: value for name, value in made.items() if name != "config"}  # also fields next to `config`
         values["config"] = {"model_type": None, **beside, **(made.get("config") or {}), **overwritten}
         if DIFFUSERS_CLASS in values["config"]:
@@ -449,12 +457,13 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
     moot = [f"model_type {said['model_type']} ({MODEL['model_type'].text})"] if said.get("model_type") else []
     warn(moot + [f"extra_kwargs.{name} (it is off)" for name in off], source="model_config")
     extra = {name: value for name, value in extra.items() if name not in off}
-    if said.get("torch_dtype"):
-        extra = {"torch_dtype": said["torch_dtype"], **extra}
     check_names(extra, (*_DTYPES, "trust_remote_code"), f"{source}: extra_kwargs")
-    for name in _DTYPES:
-        if name in extra:
-            values["dtype"] = str(extra[name]).removeprefix("torch.")
+    named = [said.get("torch_dtype"), *map(extra.get, _DTYPES)]
+    dtypes = sorted({str(each).removeprefix("torch.") for each in named if each})
+    if len(dtypes) > 1:
+        raise ConfigError(f"{source}: torch_dtype and dtype are {' and '.join(dtypes)}: leave one of them out")
+    if dtypes:
+        values["dtype"] = dtypes[0]
     values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
     patches = said.get("monkey_patch_kwargs") or {}
     asked = uses_liger(patches, source=f"{source}: monkey_patch_kwargs")
