@@ -154,12 +154,7 @@ def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: Re
         or not values.keys().isdisjoint(_EXTRA_COLUMNS)
     ):
         return None
-    text = _plain_chat(values.get(found.get("messages", "messages")), options.roles)
-    return None if text is None else {"messages": text, "media": b""}
-
-
-def _plain_chat(messages: Any, roles: Roles) -> str | None:
-    """Return the stored messages of a chat of only texts; None if a message has more than a known role and a text."""
+    messages, roles = values.get(found.get("messages", "messages")), options.roles
     if type(messages) is not list:
         return None
     is_learnt, asked = False, ""
@@ -167,14 +162,17 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
-        if role not in _PLAIN_ROLES or role in roles or type(content) is not str or may_hold_slots(content):
+        if role not in _PLAIN_ROLES or role in roles or type(content) is not str:
             return None
-        if not content.strip() or (role == "assistant" and repeats(asked, content)):  # counted by the general reader
+        if "<" in content and may_hold_slots(content):
             return None
-        is_learnt = is_learnt or role == "assistant"
+        is_answer = role == "assistant"
+        if not content.strip() or (is_answer and content.startswith(asked) and repeats(asked, content)):
+            return None  # counted by the general reader
+        is_learnt |= is_answer
         asked = content if role == "user" else ""
     try:
-        return orjson.dumps(messages).decode() if is_learnt else None
+        return {"messages": orjson.dumps(messages).decode(), "media": b""} if is_learnt else None
     except TypeError:  # invalid UTF-8: the general reader raises the error
         return None
 

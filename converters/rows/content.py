@@ -124,7 +124,7 @@ def repeated_in(turns: Sequence[Turn]) -> set[str]:
 
 
 def may_hold_slots(text: str) -> bool:
-    return "<" in text and _SLOT.search(text) is not None
+    return _SLOT.search(text) is not None
 
 
 def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]:

@@ -378,6 +378,9 @@ _BOUNDS: Mapping[str, Callable[[NDArray[Any]], bool]] = {
 }
 
 
+OF_EACH_ROW = frozenset({*_BOUNDS, "chat_template_kwargs"})  # columns that check_each_row tests
+
+
 def _ends_with_user(value: Any) -> bool:
     messages = unpacked(value)
     last = messages[-1] if isinstance(messages, list) and messages else None

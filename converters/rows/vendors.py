@@ -482,3 +482,4 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
 _BY_MARK: dict[str, list[Form]] = {}  # by the first mark of a form
 for _marks, _read, *_more in _TABLE:
     _BY_MARK.setdefault(_marks.split()[0], []).append(Form(frozenset(_marks.split()), _read, *_more))
+MARKS = frozenset(_BY_MARK)  # a row without these columns is of no form
