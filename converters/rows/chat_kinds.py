@@ -26,6 +26,7 @@ _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
 _AS_PROMPT = {"question": "prompt", "instruction": "prompt", "answer": "response", "output": "response"}
 _ASKED_OR_ANSWERED = ("prompt", "response", "chosen", "rejected", *_AS_PROMPT)  # roles of columns
 IN_PYTHON = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")  # a list of messages in Python's notation
+_CALL = {"name", "arguments"}  # keys of a call that is not a message
 _PLAIN_ROLES = ("system", "user", "assistant")
 
 
@@ -344,33 +345,31 @@ def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
     """The history's pairs, the prompt and the response, which are texts or lists of messages; the prompt is not trained
     on.
     """
-    prompt = _said_by(fields, "prompt", "user", roles)
+    prompt = said_by(fields, "prompt", roles, speaker="user", first="")
     for turn in prompt:
         if turn["role"] == "assistant":
             turn["learn"] = False
-    return [*exchanges(fields.get("history")), *prompt, *_said_by(fields, "response", "assistant", roles)]
+    return [*exchanges(fields.get("history")), *prompt, *said_by(fields, "response", roles)]
 
 
-def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn]:
+def said_by(
+    fields: Fields, role: str, roles: Roles, *, speaker: str = "assistant", first: str = "assistant"
+) -> list[Turn]:
+    """Return the turns of a message, a list of messages, or calls of the tools (xLAM's); a text is the speaker's.
+
+    first: see the speaker of messages_in.
+    """
     value = fields.get(role)
-    if speaker == "assistant" and _are_calls(unpacked(value)) and fields.get("tools"):
-        return [
-            {"role": speaker, "content": None, "tool_calls": tool_calls(unpacked(value), fields.column(role) or role)}
-        ]
-    if messages_in(value, "assistant" if speaker == "assistant" else "") is not None:
+    listed = unpacked(value) if speaker == "assistant" and fields.get("tools") else None
+    if isinstance(listed, list) and listed and all(
+        isinstance(one, dict) and one.keys() >= _CALL and "role" not in one for one in listed
+    ):
+        return [{"role": speaker, "content": None, "tool_calls": tool_calls(listed, fields.column(role) or role)}]
+    if isinstance(value, Mapping):
+        return [message_turn(value, roles)]
+    if messages_in(value, first) is not None:
         return turns_of(fields.items(role, "messages"), roles)
     return [{"role": speaker, "content": fields.text(role)}]
-
-
-def _are_calls(value: Any) -> bool:
-    """Whether a value is a list of calls of functions (xLAM's), and not of messages."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(each, dict) and {"name", "arguments"} <= each.keys() and "role" not in each for each in value
-        )
-    )
 
 
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:

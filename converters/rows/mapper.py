@@ -53,7 +53,7 @@ class Mapper:
         row = _usually_named(values, self.options)
         fields = Fields(row, self.kind.columns, self.options.columns, self.found)
         kept = {
-            name: fit_value(name, each, row[name], read_media=_no_bytes)
+            name: fit_value(name, each, row[name], read_media=lambda _: b"")
             for name, each in self.kept.items()
             if name in row
         }
@@ -179,10 +179,6 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     rules = dict.fromkeys(each[1] for each in forms if not isinstance(each, DataError))
     description = "; ".join(filter(None, (mapper.description, *rules)))
     return replace(mapper, names=filled_names(rows), description=description)
-
-
-def _no_bytes(reference: Any) -> bytes:
-    return b""
 
 
 def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:

@@ -309,27 +309,13 @@ def _judged(first: str, second: str, verdict: str) -> Callable[..., dict[str, An
 
 def _helpsteer(values: Mapping[str, Any]) -> dict[str, Any] | None:
     preference = values["overall_preference"]  # from -3, the first is much better, to 3
-    if not isinstance(preference, int):
-        return None
-    prompt = values.get("context", values.get("prompt"))
-    return _pair({"prompt": prompt}, [(-preference, values["response1"]), (preference, values["response2"])])
+    scored = [(-preference, values["response1"]), (preference, values["response2"])]
+    return _pair({"prompt": values.get("context", values.get("prompt"))}, scored)
 
 
-def _safe_rlhf(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    answers = [(values["better_response_id"] == number, values[f"response_{number}"]) for number in (0, 1)]
-    return _pair({"prompt": values["prompt"]}, answers)
-
-
-def _shp(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    is_first = values["labels"]
-    if is_first not in (0, 1):
-        return None
-    answers = [(is_first, values["human_ref_A"]), (1 - is_first, values["human_ref_B"])]
-    return _pair({"prompt": values["history"]}, answers)
-
-
-def _stack_exchange(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    return {"prompt": values["question"], "chosen": values["response_j"], "rejected": values["response_k"]}
+def _renamed(**columns: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return the reader of columns under other names. columns: usual name -> name."""
+    return lambda values: {usual: values[name] for usual, name in columns.items()}
 
 
 def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -338,10 +324,6 @@ def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(texts, list) or "answer_start" not in answers:
         return None
     return {"instruction": values["context"], "input": values["question"], "output": texts[0] if texts else ""}
-
-
-def _natural_instructions(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"instruction": values["definition"], "input": values["inputs"], "output": values["targets"]}
 
 
 def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -460,13 +442,19 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      "chosen is the conversation of the winner"),
     ("response_a prompt response_b preference", _judged("response_a", "response_b", "preference"), (),
      "chosen is the response that preference names"),
-    ("better_response_id prompt response_0 response_1", _safe_rlhf, (), "chosen is the response of better_response_id"),
+    ("better_response_id prompt response_0 response_1", lambda row: _pair({"prompt": row["prompt"]}, [
+        (row["better_response_id"] == number, row[f"response_{number}"]) for number in (0, 1)]), (),
+     "chosen is the response of better_response_id"),
     ("overall_preference response1 response2", _helpsteer, ("context",),
      "chosen is the response that overall_preference prefers"),
-    ("response_j question response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
-    ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
+    ("response_j question response_k", _renamed(prompt="question", chosen="response_j", rejected="response_k"), (),
+      "chosen is response_j, rejected response_k"),
+    ("human_ref_A history human_ref_B labels", lambda row: {"prompt": row["history"], **{
+        1: {"chosen": row["human_ref_A"], "rejected": row["human_ref_B"]},
+        0: {"chosen": row["human_ref_B"], "rejected": row["human_ref_A"]}}[row["labels"]]}, (),
+     "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
-    ("definition inputs targets", _natural_instructions),
+    ("definition inputs targets", _renamed(instruction="definition", input="inputs", output="targets")),
     ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
     *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
       for listed in ("choices", "options", "answer_choices")
