@@ -163,7 +163,8 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
                 "each part a message, with train true or false, or remove the field"
             )
     said = {key: turn.pop(key) for key in LOSS_FIELDS if key in turn}
-    if wrong := next((key for key in said if not isinstance(said[key], (bool, int, float)) or said[key] not in (0, 1)), ""):
+    wrong = next((key for key, value in said.items() if not isinstance(value, (int, float)) or value not in (0, 1)), "")
+    if wrong:
         raise DataError(
             f"a message has {wrong} {said[wrong]!r}, expected 0, 1, false or true, because a message is trained on or "
             "not: round the value, with --map for many values, or remove the field"

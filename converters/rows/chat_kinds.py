@@ -16,7 +16,7 @@ from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
-from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, parse_json, unpacked
+from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, unpacked
 from .row_kind import Choice, ReadOptions, UndecidedError
 from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
 from .vendors import usual_messages
@@ -54,10 +54,10 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
 
 def turns_of(messages: Sequence[Any], roles: Roles) -> list[Turn]:
     """Return the turns of messages in any known form."""
-    return [message_turn(message, roles) for message in usual_messages(messages)]
+    return [_message_turn(message, roles) for message in usual_messages(messages)]
 
 
-def message_turn(message: Any, roles: Roles) -> Turn:
+def _message_turn(message: Any, roles: Roles) -> Turn:
     """Return the turn of a message in OpenAI's or ShareGPT's format."""
     if _names_speaker(message):
         return _sharegpt_turn(message, roles)
@@ -126,13 +126,8 @@ def _mostly(is_so: Callable[..., Any], texts: Sequence[str]) -> bool:
 def _says_from(fields: Fields) -> bool:
     """Return whether the first message names its speaker by `from`."""
     value = fields.get("messages")
-    if isinstance(value, str):
-        try:
-            value = parse_json(value, "messages")
-        except DataError:
-            return False  # raised again when the row is read
-    first = value[0] if isinstance(value, list) and value else None
-    return _names_speaker(first)
+    listed = unpacked(value.strip() if isinstance(value, str) else value)
+    return isinstance(listed, list) and bool(listed) and _names_speaker(listed[0])
 
 
 def _names_speaker(message: Any) -> bool:
@@ -366,7 +361,7 @@ def said_by(
     ):
         return [{"role": speaker, "content": None, "tool_calls": tool_calls(listed, fields.column(role) or role)}]
     if isinstance(value, Mapping):
-        return [message_turn(value, roles)]
+        return turns_of([value], roles)
     if messages_in(value, first) is not None:
         return turns_of(fields.items(role, "messages"), roles)
     return [{"role": speaker, "content": fields.text(role)}]

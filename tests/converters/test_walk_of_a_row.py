@@ -1,4 +1,4 @@
-"""A row of a chat passes few functions from its line to its shard, and is parsed twice, as a line and as stored text."""
+"""A chat passes few functions from its line to its shard, and is parsed twice, as a line and as stored JSON."""
 
 from __future__ import annotations
 
