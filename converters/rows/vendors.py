@@ -82,15 +82,15 @@ def _of_parts(message: Message, parts: Sequence[Any]) -> list[Message]:
     own = [part for part in parts if part.get("type") in _OWN_PARTS]
     speaker = str(message.get("role", message.get("from")))
     is_wrong = usual_role(speaker) in _NOT_CALLING or not all(isinstance(each, str) for each in thoughts)
-    if own and (is_wrong or (calls and message.get("tool_calls"))):
+    has_own_calls = any(part["type"] == "tool_call" for part in own)
+    if own and (is_wrong or (has_own_calls and message.get("tool_calls"))):
         raise DataError(
             f"a part of type {own[0]['type']!r} must hold text of the assistant, or its calls in a message without "
             f"tool_calls, found {str(own[0])[:80]!r} of {speaker!r}: correct the row"
         )
-    has_own_calls = any(part["type"] == "tool_call" for part in own)
     is_text = not own and len(left) == 1 and left[0].keys() == {"type", "text"} and left[0]["type"] == "text"
-    empty = [] if own and not has_own_calls else None
-    message = {**message, "content": left[0]["text"] if is_text else left or empty}
+    is_null = not left and (has_own_calls or not own)
+    message = {**message, "content": left[0]["text"] if is_text else None if is_null else left}
     called = {"tool_calls": [*(message.get("tool_calls") or []), *calls]} if calls else {}
     # LLaMA-Factory v1, whose texts are under "value", joins without a separator.
     joined = ("" if own and all("value" in part for part in own) else "\n").join(thoughts)
@@ -410,8 +410,8 @@ def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    asked = ["\n".join(filter(None, (one.get("i"), one["q"]))) for one in values["QA"]]
-    return {"conversations": [{"user": text, "assistant": one["a"]} for text, one in zip(asked, values["QA"], strict=True)]}
+    listed = [("\n".join(filter(None, (one.get("i"), one["q"]))), one["a"]) for one in values["QA"]]
+    return {"conversations": [{"user": asked, "assistant": answered} for asked, answered in listed]}
 
 
 _PLACE = re.compile(r"<image_\d+>")
