@@ -162,8 +162,14 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
                 f"a message has {key!r}, which names parts to train on, but a message is trained on as a whole: make "
                 "each part a message, with train true or false, or remove the field"
             )
-    said = [_is_learnt(key, turn.pop(key)) for key in LOSS_FIELDS if key in turn]
-    if turn["role"] == "assistant" and not all(said):
+    said = {key: turn.pop(key) for key in LOSS_FIELDS if key in turn}
+    wrong = next((key for key, value in said.items() if not isinstance(value, (int, float)) or value not in (0, 1)), "")
+    if wrong:
+        raise DataError(
+            f"a message has {wrong} {said[wrong]!r}, expected 0, 1, false or true, because a message is trained on or "
+            "not: round the value, with --map for many values, or remove the field"
+        )
+    if turn["role"] == "assistant" and not all(said.values()):
         turn["learn"] = False
     return turn
 
@@ -197,24 +203,18 @@ def _filled_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**filled, "function": _filled_call(function)} if isinstance(function, Mapping) else filled
 
 
-def _is_learnt(key: str, value: Any) -> bool:
-    if not isinstance(value, (bool, int, float)) or value not in (0, 1):
-        raise DataError(
-            f"a message has {key} {value!r}, expected 0, 1, false or true, because a message is trained on or not: "
-            "round the value, with --map for many values, or remove the field"
-        )
-    return bool(value)
-
-
 def check_speakers(messages: Sequence[Any]) -> None:
     """Raise DataError, with the tags to pass, if another key than `role` names the speakers of messages."""
-    if any(not isinstance(each, dict) or each.get("role") is not None for each in messages):
-        return
-    readings = readings_of(messages)
-    if readings:
+    if all(isinstance(each, dict) and each.get("role") is None for each in messages):
+        _check_tags(messages, "role")
+
+
+def _check_tags(messages: Sequence[Mapping[str, Any]], what: str) -> None:
+    """Raise DataError, with the tags to pass, if messages without a role or content hold them under other keys."""
+    if readings := readings_of(messages):
         raise DataError(
-            f"messages have no role (but {', '.join(map(str, messages[0]))}): pass {readings_said(readings)} for keys "
-            "with other names"
+            f"messages have no {what} (but {', '.join(map(str, messages[0]))}), so nothing would be trained on: pass "
+            f"{readings_said(readings)} for keys with other names"
         )
 
 
@@ -261,23 +261,14 @@ def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None
     if not any((turn["content"] or turn.get("tool_calls")) and turn.get("learn", True) for turn in answers):
         if answers and any(not turn.get("learn", True) for turn in answers):
             raise DataError("the loss leaves out every message of the assistant: complete or remove the row")
-        _check_keys(fields)
+        listed = unpacked(fields.get("messages")) if "messages" in fields.usual else None
+        messages = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        if not any({"content", "value"} & each.keys() for each in messages):
+            _check_tags(messages, "content")
         roles = {turn["role"] for turn in turns}
         is_prompt = roles <= {"user", *SYSTEM_ROLES}
         other = "lmms_stream.rl reads rows of prompts" if is_prompt else "say with --roles NAME=assistant who that is"
         raise DataError(
             f"no assistant message with content (roles: {', '.join(sorted(roles))}), so nothing would be learnt: "
             f"complete or remove the row; {other}"
-        )
-
-
-def _check_keys(fields: Fields) -> None:
-    """Raise DataError if the messages hold their content in a key of another name."""
-    listed = unpacked(fields.get("messages")) if "messages" in fields.usual else None
-    messages = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    readings = [] if any({"content", "value"} & each.keys() for each in messages) else readings_of(messages)
-    if readings:
-        raise DataError(
-            f"messages have no content (but {', '.join(messages[0])}), so no token would be trained on: pass "
-            f"{readings_said(readings)} for keys with other names"
         )

@@ -16,7 +16,7 @@ from ...errors import DataError
 from ...types import Sample
 from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
-from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, parse_json, unpacked
+from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, unpacked
 from .row_kind import Choice, ReadOptions, UndecidedError
 from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
 from .vendors import usual_messages
@@ -26,6 +26,7 @@ _EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
 _AS_PROMPT = {"question": "prompt", "instruction": "prompt", "answer": "response", "output": "response"}
 _ASKED_OR_ANSWERED = ("prompt", "response", "chosen", "rejected", *_AS_PROMPT)  # roles of columns
 IN_PYTHON = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")  # a list of messages in Python's notation
+_CALL = {"name", "arguments"}  # keys of a call that is not a message
 _PLAIN_ROLES = ("system", "user", "assistant")
 
 
@@ -53,10 +54,10 @@ def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
 
 def turns_of(messages: Sequence[Any], roles: Roles) -> list[Turn]:
     """Return the turns of messages in any known form."""
-    return [message_turn(message, roles) for message in usual_messages(messages)]
+    return [_message_turn(message, roles) for message in usual_messages(messages)]
 
 
-def message_turn(message: Any, roles: Roles) -> Turn:
+def _message_turn(message: Any, roles: Roles) -> Turn:
     """Return the turn of a message in OpenAI's or ShareGPT's format."""
     if _names_speaker(message):
         return _sharegpt_turn(message, roles)
@@ -125,13 +126,8 @@ def _mostly(is_so: Callable[..., Any], texts: Sequence[str]) -> bool:
 def _says_from(fields: Fields) -> bool:
     """Return whether the first message names its speaker by `from`."""
     value = fields.get("messages")
-    if isinstance(value, str):
-        try:
-            value = parse_json(value, "messages")
-        except DataError:
-            return False  # raised again when the row is read
-    first = value[0] if isinstance(value, list) and value else None
-    return _names_speaker(first)
+    listed = unpacked(value.strip() if isinstance(value, str) else value)
+    return isinstance(listed, list) and bool(listed) and _names_speaker(listed[0])
 
 
 def _names_speaker(message: Any) -> bool:
@@ -154,12 +150,7 @@ def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: Re
         or not values.keys().isdisjoint(_EXTRA_COLUMNS)
     ):
         return None
-    text = _plain_chat(values.get(found.get("messages", "messages")), options.roles)
-    return None if text is None else {"messages": text, "media": b""}
-
-
-def _plain_chat(messages: Any, roles: Roles) -> str | None:
-    """Return the stored messages of a chat of only texts; None if a message has more than a known role and a text."""
+    messages, roles = values.get(found.get("messages", "messages")), options.roles
     if type(messages) is not list:
         return None
     is_learnt, asked = False, ""
@@ -167,14 +158,17 @@ def _plain_chat(messages: Any, roles: Roles) -> str | None:
         if type(message) is not dict or len(message) != 2:
             return None
         role, content = message.get("role"), message.get("content")
-        if role not in _PLAIN_ROLES or role in roles or type(content) is not str or may_hold_slots(content):
+        if role not in _PLAIN_ROLES or role in roles or type(content) is not str:
             return None
-        if not content.strip() or (role == "assistant" and repeats(asked, content)):  # counted by the general reader
+        if "<" in content and may_hold_slots(content):
             return None
-        is_learnt = is_learnt or role == "assistant"
+        is_answer = role == "assistant"
+        if not content.strip() or (is_answer and content.startswith(asked) and repeats(asked, content)):
+            return None  # counted by the general reader
+        is_learnt |= is_answer
         asked = content if role == "user" else ""
     try:
-        return orjson.dumps(messages).decode() if is_learnt else None
+        return {"messages": orjson.dumps(messages).decode(), "media": b""} if is_learnt else None
     except TypeError:  # invalid UTF-8: the general reader raises the error
         return None
 
@@ -346,33 +340,31 @@ def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
     """The history's pairs, the prompt and the response, which are texts or lists of messages; the prompt is not trained
     on.
     """
-    prompt = _said_by(fields, "prompt", "user", roles)
+    prompt = said_by(fields, "prompt", roles, speaker="user", first="")
     for turn in prompt:
         if turn["role"] == "assistant":
             turn["learn"] = False
-    return [*exchanges(fields.get("history")), *prompt, *_said_by(fields, "response", "assistant", roles)]
+    return [*exchanges(fields.get("history")), *prompt, *said_by(fields, "response", roles)]
 
 
-def _said_by(fields: Fields, role: str, speaker: str, roles: Roles) -> list[Turn]:
+def said_by(
+    fields: Fields, role: str, roles: Roles, *, speaker: str = "assistant", first: str = "assistant"
+) -> list[Turn]:
+    """Return the turns of a message, a list of messages, or calls of the tools (xLAM's); a text is the speaker's.
+
+    first: see the speaker of messages_in.
+    """
     value = fields.get(role)
-    if speaker == "assistant" and _are_calls(unpacked(value)) and fields.get("tools"):
-        return [
-            {"role": speaker, "content": None, "tool_calls": tool_calls(unpacked(value), fields.column(role) or role)}
-        ]
-    if messages_in(value, "assistant" if speaker == "assistant" else "") is not None:
+    listed = unpacked(value) if speaker == "assistant" and fields.get("tools") else None
+    if isinstance(listed, list) and listed and all(
+        isinstance(one, dict) and one.keys() >= _CALL and "role" not in one for one in listed
+    ):
+        return [{"role": speaker, "content": None, "tool_calls": tool_calls(listed, fields.column(role) or role)}]
+    if isinstance(value, Mapping):
+        return turns_of([value], roles)
+    if messages_in(value, first) is not None:
         return turns_of(fields.items(role, "messages"), roles)
     return [{"role": speaker, "content": fields.text(role)}]
-
-
-def _are_calls(value: Any) -> bool:
-    """Whether a value is a list of calls of functions (xLAM's), and not of messages."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(each, dict) and {"name", "arguments"} <= each.keys() and "role" not in each for each in value
-        )
-    )
 
 
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:

@@ -31,12 +31,10 @@ PART_KINDS = {
 # Anthropic's source: {"type", "media_type", "data"}; LMMS Engine's value: {"type": "image_url", "value": URL}
 _SOURCES = ("url", "path", "base64", "data", "bytes", "source", "value")
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_THOUGHT_PARTS = ("reasoning", "thinking")
 _IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", *REASONING_KEYS)
 EMPTY = "empty "  # before the speaker's name in a note of an empty message
 REPEATED = "repeated question"  # note of an answer that begins with its question
 _LEAST_REPEATED = 16  # characters of the shortest question to look for
-_CALL_PART = "tool_call"  # LLaMA-Factory v1's: {"type", "value": JSON text of a name and arguments}
 
 # Slots of columns, and Qwen-VL's paths of images, and ms-swift's places of objects in an image.
 _SLOT = re.compile(f"<(?:{'|'.join(MEDIA_ROLES)}|img(?=>[^<>]+</img>)|bbox|ref-object)>")
@@ -61,7 +59,7 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
     without slots come before the first text of the user. DataError unless there are as many media as slots, and for
     content other than text or parts.
     """
-    turns = _with_video_slots([_with_own_media(_with_calls(_with_thoughts(turn))) for turn in turns], waiting)
+    turns = _with_video_slots([_with_own_media(turn) for turn in turns], waiting)
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
         num_slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
@@ -124,7 +122,7 @@ def repeated_in(turns: Sequence[Turn]) -> set[str]:
 
 
 def may_hold_slots(text: str) -> bool:
-    return "<" in text and _SLOT.search(text) is not None
+    return _SLOT.search(text) is not None
 
 
 def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]:
@@ -142,51 +140,6 @@ def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]
         {**turn, "content": turn["content"].replace("<image>", "<video>")} if plain else turn
         for turn, plain in zip(turns, is_text, strict=True)
     ]
-
-
-def _with_thoughts(turn: Turn) -> Turn:
-    """Return the turn with the texts of its reasoning or thinking parts in `reasoning_content`, the key of templates.
-
-    DataError for reasoning parts of other speakers than the assistant, without text, and next to `reasoning_content` of
-    other text.
-    """
-    content = turn["content"]
-    parts = content if isinstance(content, list) else []
-    thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in _THOUGHT_PARTS]
-    if not thoughts:
-        return turn
-    texts = [next((part[key] for key in ("text", part["type"], "value") if part.get(key)), None) for part in thoughts]
-    said = turn.get("reasoning_content")
-    if turn["role"] != "assistant" or not all(isinstance(text, str) for text in texts):
-        raise DataError(
-            f"a part of type {thoughts[0]['type']!r} must hold text of the assistant, found {str(thoughts[0])[:80]!r} "
-            f"of {turn['role']!r}: correct the row"
-        )
-    separator = "" if all("value" in part for part in thoughts) else "\n"  # LLaMA-Factory v1 joins without a separator
-    joined = separator.join(map(str, texts))
-    if said not in (None, "", joined):
-        raise DataError(f"a message has reasoning_content and parts of type {thoughts[0]['type']!r}: keep one of them")
-    left = [part for part in parts if not any(part is thought for thought in thoughts)]
-    return {**turn, "content": left, "reasoning_content": joined}
-
-
-def _with_calls(turn: Turn) -> Turn:
-    """Return the turn with its parts of type tool_call in `tool_calls`, in OpenAI's format.
-
-    DataError for call parts of other speakers than the assistant, and next to other `tool_calls`.
-    """
-    parts = turn["content"] if isinstance(turn["content"], list) else []
-    calls = [part for part in parts if isinstance(part, dict) and part.get("type") == _CALL_PART]
-    if not calls:
-        return turn
-    if turn["role"] != "assistant" or turn.get("tool_calls"):
-        raise DataError(
-            f"a part of type {_CALL_PART!r} must be of the assistant, in a message without tool_calls, found "
-            f"{str(calls[0])[:80]!r} of {turn['role']!r}: correct the row"
-        )
-    called = [call for part in calls for call in tool_calls(part.get("value"), f"a part of type {_CALL_PART!r}")]
-    left = [part for part in parts if not any(part is call for call in calls)]
-    return {**turn, "content": left or None, "tool_calls": called}
 
 
 def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check
 from .references import SampleMedia
 from .row_kind import ReadOptions, RowKind, UndecidedError
 from .schemas import MESSAGES, TEXT, Schema
-from .side_columns import ANSWERS, check_each_row, check_side_columns
+from .side_columns import ANSWERS, OF_EACH_ROW, check_each_row, check_side_columns
 from .speakers import untagged
-from .vendors import usual_row
+from .vendors import MARKS, usual_row
 
 ROWS_VERSION = 12  # raised when rows are stored differently
 COUNTS_VERSION = 11  # raised when rows give other numbers of samples, by which states name their place
@@ -53,7 +53,7 @@ class Mapper:
         row = _usually_named(values, self.options)
         fields = Fields(row, self.kind.columns, self.options.columns, self.found)
         kept = {
-            name: fit_value(name, each, row[name], read_media=_no_bytes)
+            name: fit_value(name, each, row[name], read_media=lambda _: b"")
             for name, each in self.kept.items()
             if name in row
         }
@@ -66,12 +66,14 @@ class Mapper:
         slots. DataError for a row that does not fit.
         """
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
-        values = _usually_named(values, self.options)
+        if self.options.tags or not values.keys().isdisjoint(MARKS) or self.options.dataset_info is not None:
+            values = _usually_named(values, self.options)
         if self.options.kind is None and self.options.dataset_info is None:
-            check_each_row(values, self.kind.name, self.kept)
+            if not values.keys().isdisjoint(OF_EACH_ROW):
+                check_each_row(values, self.kind.name, self.kept)
             if late:
                 check_kind(values, late, self.kind, self.options.columns)
-        if self.schema == MESSAGES.name:
+        if not values.keys().isdisjoint(VERDICT_COLUMNS) and self.schema == MESSAGES.name:
             check_verdict(values)
         if self.kind.read_simple is not None and not self.kept:
             sample = self.kind.read_simple(values, self.found, self.options)
@@ -103,7 +105,7 @@ class Mapper:
         Columns with values in the first rows count only if some of these rows are read from them: the description
         already lists the other columns that are left out.
         """
-        late = [] if values.keys() <= self.names else late_columns(values, self.names)
+        late = late_columns(values, self.names)
         late += [name for names in self.synonyms.values() for name in names if is_filled(values.get(name))]
         if not late:
             return []
@@ -177,10 +179,6 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     rules = dict.fromkeys(each[1] for each in forms if not isinstance(each, DataError))
     description = "; ".join(filter(None, (mapper.description, *rules)))
     return replace(mapper, names=filled_names(rows), description=description)
-
-
-def _no_bytes(reference: Any) -> bytes:
-    return b""
 
 
 def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:

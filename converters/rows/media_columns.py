@@ -25,7 +25,7 @@ def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> di
     for name in names:
         of_name = _OF_WEB.fullmatch(name)
         kinds = {
-            of_name[1].lower() if of_name and _is_on_web(row[name]) else _media_kind(row[name])
+            of_name[1].lower() if of_name and all(map(_is_on_web, references_of(row[name]))) else _media_kind(row[name])
             for row in rows
             if name in row and is_filled(row[name])
         }
@@ -106,7 +106,7 @@ def _holds(value: Any, medium: Any) -> bool:
 
 
 def _is_on_web(value: Any) -> bool:
-    return all(isinstance(each, str) and each.startswith(("http://", "https://")) for each in references_of(value))
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
 
 
 def _media_kind(value: Any) -> str | None:

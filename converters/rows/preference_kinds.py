@@ -10,7 +10,7 @@ from ...errors import DataError
 from ...types import Sample
 from . import schemas
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
-from .chat_kinds import exchanges, message_turn, messages_in, turns_of, with_input
+from .chat_kinds import exchanges, messages_in, said_by, turns_of, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
 from .fields import Columns, Fields, is_filled, named_alike
 from .references import SampleMedia
@@ -140,26 +140,17 @@ def _read_pair(fields: Fields, options: ReadOptions, media: SampleMedia) -> Samp
             return stored_texts(chosen, rejected, fields, options)
     roles = {**USUAL_ROLES, **options.roles}
     # JSON text of a whole conversation next to another text is text, too.
-    speaker = "" if all(messages_in(fields.get(name)) is not None for name in PAIR) else "assistant"
-    chosen, rejected = (_said(fields, name, roles, speaker) for name in PAIR)
+    first = "" if all(messages_in(fields.get(name)) is not None for name in PAIR) else "assistant"
+    chosen, rejected = (said_by(fields, name, roles, first=first) for name in PAIR)
     if chosen == rejected:
         raise DataError("chosen and rejected are the same, so neither is better: remove the row")
     if any(turns[0]["role"] != "assistant" for turns in (chosen, rejected)):
-        shared = _num_shared(chosen, rejected)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         _check_shared(prompt, fields, roles)
     else:
         prompt = _prompt(fields, roles)
     return _store({"prompt": prompt, "chosen": chosen, "rejected": rejected}, {}, fields, options, media)
-
-
-def _num_shared(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> int:
-    """How many messages two conversations have in common at their beginning.
-
-    >>> _num_shared([{"role": "user"}, {"role": "assistant", "content": "a"}], [{"role": "user"}])
-    1
-    """
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
 
 
 def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
@@ -190,7 +181,7 @@ def _read_judged(fields: Fields, options: ReadOptions, media: SampleMedia) -> Sa
         if prompt:
             _check_shared(prompt, fields, roles)
     else:
-        prompt, answer = _prompt(fields, roles), _said(fields, "response", roles, "assistant")
+        prompt, answer = _prompt(fields, roles), said_by(fields, "response", roles)
     is_good = label.lower() in ("true", "1") if isinstance(label, str) else bool(label)
     return _store({"prompt": prompt, "answer": answer}, {"label": is_good}, fields, options, media)
 
@@ -268,7 +259,7 @@ def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
         return _conversation(fields, roles)
     before = exchanges(fields.get("history"))
     if messages_in(value) is not None:
-        return before + _said(fields, "prompt", roles)
+        return before + turns_of(fields.items("prompt", "messages"), roles)
     asked = with_input(fields.text("prompt"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*before, {"role": "user", "content": asked}]
 
@@ -280,19 +271,6 @@ def _conversation(fields: Fields, roles: Roles) -> list[Turn]:
             "whole conversations, lists of messages"
         )
     return turns_of(fields.items("messages", "messages"), roles)
-
-
-def _said(fields: Fields, role: str, roles: Roles, speaker: str = "") -> list[Turn]:
-    """Return turns of a text, a message or a list of messages; a text is the assistant's.
-
-    speaker: see messages_in.
-    """
-    value = fields.get(role)
-    if isinstance(value, Mapping):
-        return [message_turn(value, roles)]
-    if messages_in(value, speaker) is not None:
-        return turns_of(fields.items(role, "messages"), roles)
-    return [{"role": "assistant", "content": fields.text(role)}]
 
 
 PREFERENCE = RowKind(

@@ -103,7 +103,10 @@ class SampleMedia:
                 f"media {shown(reference)} must be a path, bytes, base64, or an object with one of them: correct it"
             )
         if reference.startswith("data:"):
-            return _read_data_url(reference)
+            header, comma, encoded = reference.partition(",")
+            if not comma or not header.endswith(";base64"):
+                raise DataError(f"media {shown(reference)}: expected data:MIME;base64,… : write it in this form")
+            return _decode(encoded, reference)
         if looks_like_base64(reference):
             return _decode(reference, reference)
         return _read_file(reference, self._root)
@@ -134,13 +137,6 @@ def shown(reference: Any) -> str:
         return shown(inner) if inner else f"with {', '.join(map(str, reference)) or 'nothing'}"
     text = repr(reference)
     return text if len(text) <= 120 else f"{text[:100]}… ({len(text)} characters)"
-
-
-def _read_data_url(url: str) -> bytes:
-    header, comma, encoded = url.partition(",")
-    if not comma or not header.endswith(";base64"):
-        raise DataError(f"media {shown(url)}: expected data:MIME;base64,… : write it in this form")
-    return _decode(encoded, url)
 
 
 def _decode(encoded: str, reference: str) -> bytes:

@@ -165,15 +165,11 @@ def _rejected(read: _Read) -> _Found | None:
 def _choices(read: _Read) -> _Found | None:
     if read.kind not in ("question-answer", "prompt-response", "alpaca"):
         return None
-    unread = [
-        {name: row[name] for name in read.left if name in row and not _are_said(row[name], row, read)}
-        for row in read.rows
-    ]
+    unread: list[dict[str, Any]] = []
+    for row in read.rows:
+        listed = {name: row[name] if isinstance(row[name], list) else [row[name]] for name in read.left if name in row}
+        unread.append({name: row[name] for name in listed if not all(read.is_said(one, row) for one in listed[name])})
     return choices_unread(name) if (name := choices_in(unread)) else None
-
-
-def _are_said(value: Any, row: Mapping[str, Any], read: _Read) -> bool:
-    return all(read.is_said(each, row) for each in (value if isinstance(value, list) else [value]))
 
 
 def _index(read: _Read) -> _Found | None:
@@ -183,8 +179,11 @@ def _index(read: _Read) -> _Found | None:
     if not numbers or len(numbers) < sum(is_filled(row.get(answered)) for row in read.rows):
         return None
     for name in read.left:
-        lists = [(_texts(row.get(name)), number) for row, number in numbers]
-        if all(len(texts) > 1 and 0 <= number <= len(texts) for texts, number in lists):
+        lists = [(unpacked(row.get(name)), number) for row, number in numbers]
+        if all(
+            isinstance(texts, list) and len(texts) > 1 and {*map(type, texts)} == {str} and number <= len(texts)
+            for texts, number in lists
+        ):
             what = f"column {answered} holds numbers, which are those of texts in column {name}"
             return what, (), f"write the text in place of its number, {_BY_MAP}"
     return None
@@ -193,13 +192,6 @@ def _index(read: _Read) -> _Found | None:
 def _whole_number(value: Any) -> int | None:
     text = str(value)
     return int(text) if not isinstance(value, bool) and text.isascii() and text.isdecimal() and len(text) < 4 else None
-
-
-def _texts(value: Any) -> list[Any]:
-    """Return the texts of a list, also from JSON text; [] for another list."""
-    listed = unpacked(value)
-    is_list = isinstance(listed, list) and all(isinstance(each, str) for each in listed)
-    return list(listed) if is_list else []
 
 
 def _context(read: _Read) -> _Found | None:
@@ -301,7 +293,8 @@ def _answer_of_text(read: _Read) -> _Found | None:
 
 
 def _speaker(read: _Read) -> _Found | None:
-    if read.kind != "text" or not any(_speaks(value) for _, value, _ in read.values(["role"])):
+    speakers = [value for _, value, _ in read.values(["role"]) if isinstance(value, str)]
+    if read.kind != "text" or not any(usual_role(speaker) in _SPEAKERS for speaker in speakers):
         return None
     what = "column role says who speaks, so that each row is a message and no document"
     return what, (), "join the messages of a conversation to one row first"
@@ -378,6 +371,9 @@ _BOUNDS: Mapping[str, Callable[[NDArray[Any]], bool]] = {
 }
 
 
+OF_EACH_ROW = frozenset({*_BOUNDS, "chat_template_kwargs"})  # columns that check_each_row tests
+
+
 def _ends_with_user(value: Any) -> bool:
     messages = unpacked(value)
     last = messages[-1] if isinstance(messages, list) and messages else None
@@ -400,7 +396,3 @@ def _longest(value: Any) -> str:
         return value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return max(map(_longest, inner), key=len, default="")
-
-
-def _speaks(value: Any) -> bool:
-    return isinstance(value, str) and usual_role(value) in _SPEAKERS

@@ -122,7 +122,19 @@ TAGGED_ROLES = {
 
 def untagged(values: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
     """Return a row in which messages, and lists of messages, in any column have `role` and `content`."""
-    return {name: _column(value, tags) for name, value in values.items()}
+    role_key, row = tags.get("role_tag", "role"), dict(values)
+    for name, value in values.items():
+        listed = unpacked(value)
+        if isinstance(listed, dict) and role_key in listed:
+            row[name] = untagged_message(listed, tags)
+        elif isinstance(listed, list) and any(isinstance(one, dict) and role_key in one for one in listed):
+            wrong = next((one for one in listed if not isinstance(one, dict) or role_key not in one), None)
+            if wrong is not None:
+                raise DataError(
+                    f"a message must be an object with {role_key!r}, found {str(wrong)[:80]!r}: correct the row"
+                )
+            row[name] = [untagged_message(one, tags) for one in listed]
+    return row
 
 
 def untagged_message(message: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
@@ -143,16 +155,3 @@ def untagged_message(message: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
 def tag_of(speaker: Any, tags: Tags) -> str | None:
     """Return the tag of a speaker; None without a tag."""
     return next((tag for tag in TAGGED_ROLES if tag in tags and tags[tag] == speaker), None)
-
-
-def _column(value: Any, tags: Tags) -> Any:
-    role_key = tags.get("role_tag", "role")
-    listed = unpacked(value)
-    if isinstance(listed, dict) and role_key in listed:
-        return untagged_message(listed, tags)
-    if not isinstance(listed, list) or not any(isinstance(each, dict) and role_key in each for each in listed):
-        return value
-    for each in listed:
-        if not isinstance(each, dict) or role_key not in each:
-            raise DataError(f"a message must be an object with {role_key!r}, found {str(each)[:80]!r}: correct the row")
-    return [untagged_message(each, tags) for each in listed]

@@ -13,7 +13,9 @@ from typing import Any
 import orjson
 
 from ...errors import DataError
+from .content import tool_calls
 from .fields import is_filled, unpacked
+from .speakers import ROLES, usual_role
 
 Message = dict[str, Any]
 
@@ -72,20 +74,38 @@ def _of_parts(message: Message, parts: Sequence[Any]) -> list[Message]:
     if "content" in message and all(one is other for one, other in zip(read, parts, strict=True)):
         return [message]
     results = [part["result"] for part in read if "result" in part]
-    calls = [part["call"] for part in read if "call" in part]
+    calls = [call for part in read for call in part.get("calls", ())]
     thoughts = [part["thought"] for part in read if "thought" in part]
-    left = [part for part in read if not part.keys() & {"result", "call", "thought"}]
+    left = [part for part in read if not part.keys() & {"result", "calls", "thought"}]
     if not (left or calls or thoughts):
         return results
-    is_text = len(left) == 1 and left[0].keys() == {"type", "text"} and left[0]["type"] == "text"
-    message = {**message, "content": left[0]["text"] if is_text else left or None}
-    message |= {"tool_calls": [*(message.get("tool_calls") or []), *calls]} if calls else {}
-    message |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    return [*results, message]
+    own = [part for part in parts if part.get("type") in _OWN_PARTS]
+    speaker = str(message.get("role", message.get("from")))
+    is_wrong = usual_role(speaker) in _NOT_CALLING or not all(isinstance(each, str) for each in thoughts)
+    has_own_calls = any(part["type"] == "tool_call" for part in own)
+    if own and (is_wrong or (has_own_calls and message.get("tool_calls"))):
+        raise DataError(
+            f"a part of type {own[0]['type']!r} must hold text of the assistant, or its calls in a message without "
+            f"tool_calls, found {str(own[0])[:80]!r} of {speaker!r}: correct the row"
+        )
+    is_text = not own and len(left) == 1 and left[0].keys() == {"type", "text"} and left[0]["type"] == "text"
+    is_null = not left and (has_own_calls or not own)
+    message = {**message, "content": left[0]["text"] if is_text else None if is_null else left}
+    called = {"tool_calls": [*(message.get("tool_calls") or []), *calls]} if calls else {}
+    # LLaMA-Factory v1, whose texts are under "value", joins without a separator.
+    joined = ("" if own and all("value" in part for part in own) else "\n").join(thoughts)
+    if own and joined and message.get("reasoning_content") not in (None, "", joined):
+        raise DataError(f"a message has reasoning_content and parts of type {own[0]['type']!r}: keep one of them")
+    thought = {"reasoning_content": joined} if thoughts else {}
+    return [*results, message | thought | called if has_own_calls else message | called | thought]
+
+
+_NOT_CALLING = {*ROLES} - {"assistant"}
+_OWN_PARTS = ("reasoning", "thinking", "tool_call")  # a text next to these parts is stored as a part
 
 
 def _part(part: Any) -> Any:
-    """Return a part in OpenAI's form, or an object with a call, a result or a thought; other parts unchanged."""
+    """Return a part in OpenAI's form, or an object with calls, a result or a thought; other parts unchanged."""
     if not isinstance(part, dict):
         return part
     if "type" in part:
@@ -99,7 +119,11 @@ def _part(part: Any) -> Any:
 
 def _call(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
     known = {} if call_id is None else {"id": call_id}
-    return {**known, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"calls": [{**known, "type": "function", "function": {"name": name, "arguments": arguments}}]}
+
+
+def _thought_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {"thought": next((part[key] for key in ("text", part["type"], "value") if part.get(key)), None)}
 
 
 def _result(content: Any, call_id: Any = None, name: Any = None) -> Message:
@@ -119,18 +143,21 @@ def _bedrock_image(image: Any) -> dict[str, Any] | None:
     return {"type": "image", "data": held["bytes"]} if isinstance(held, Mapping) and "bytes" in held else None
 
 
-_TYPES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {  # Anthropic's
-    "tool_use": lambda part: {"call": _call(part.get("name"), part.get("input"), part.get("id"))},
+_TYPES: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {  # Anthropic's, then others'
+    "tool_use": lambda part: _call(part.get("name"), part.get("input"), part.get("id")),
     "tool_result": lambda part: {"result": _result(part.get("content"), part.get("tool_use_id"))},
+    "thinking": _thought_part,
+    "reasoning": _thought_part,
+    "tool_call": lambda part: {"calls": tool_calls(part.get("value"), "a part of type 'tool_call'")},
 }
 _MEMBERS: Mapping[str, Callable[[Any], dict[str, Any] | None]] = {  # Bedrock's, then Gemini's
     "text": lambda text: {"type": "text", "text": text},
     "json": lambda value: {"type": "text", "text": orjson.dumps(value).decode()},
-    "toolUse": lambda use: {"call": _call(use.get("name"), use.get("input"), use.get("toolUseId"))},
+    "toolUse": lambda use: _call(use.get("name"), use.get("input"), use.get("toolUseId")),
     "toolResult": lambda result: {"result": _result(result.get("content"), result.get("toolUseId"))},
     "reasoningContent": lambda held: {"thought": held["reasoningText"]["text"]},
     "image": _bedrock_image,
-    "functionCall": lambda call: {"call": _call(call.get("name"), call.get("args"), call.get("id"))},
+    "functionCall": lambda call: _call(call.get("name"), call.get("args"), call.get("id")),
     "functionResponse": lambda said: {"result": _result(said.get("response"), said.get("id"), said.get("name"))},
     "inlineData": lambda held: {
         "type": held["mimeType"].partition("/")[0], "data": f"data:{held['mimeType']};base64,{held['data']}",
@@ -140,12 +167,12 @@ _MEMBERS: Mapping[str, Callable[[Any], dict[str, Any] | None]] = {  # Bedrock's,
 
 def _called(item: Message, usual: list[Any]) -> None:
     """Add a call of OpenAI's Responses to the last message of the assistant, or in a new message."""
-    call = _call(item.get("name"), item.get("arguments"), item.get("call_id"))
+    calls = _call(item.get("name"), item.get("arguments"), item.get("call_id"))["calls"]
     last = usual[-1] if usual and isinstance(usual[-1], dict) else {}
     if last.get("role") == "assistant":
-        usual[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
+        usual[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *calls]}
     else:
-        usual.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        usual.append({"role": "assistant", "content": None, "tool_calls": calls})
 
 
 def _thought(item: Message, usual: list[Any]) -> None:
@@ -219,13 +246,10 @@ def usual_row(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 
 def _gemini(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    contents = values["contents"]
-    if not isinstance(contents, list) or not all(isinstance(each, Mapping) and "parts" in each for each in contents):
-        return None
+    messages = [{"role": "user", **content, "parts": content["parts"]} for content in values["contents"]]
     system = values.get("systemInstruction", values.get("system_instruction"))
     parts = system.get("parts") if isinstance(system, Mapping) else None
     system = "\n".join(part["text"] for part in parts) if parts else system
-    messages = [{"role": "user", **each} for each in contents]
     return {"messages": messages, **({"system": system} if system else {})}
 
 
@@ -270,12 +294,9 @@ def _scored(asked: str, listed: str, answer: str, score: str, sign: int = 1) -> 
     """Return the reader of a list of objects with an answer and a score each. sign: -1 for ranks."""
 
     def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
-        answers = values[listed]
-        if not isinstance(answers, list) or not all(isinstance(each, Mapping) for each in answers):
-            return None
-        pairs = [(each.get(score), each.get(answer)) for each in answers]
+        pairs = [(each.get(score), each.get(answer)) for each in values[listed]]
         scored = [(sign * float(value), text) for value, text in pairs if isinstance(value, (int, float)) and text]
-        return _pair({"prompt": values[asked]}, scored) if len(scored) == len(answers) else None
+        return _pair({"prompt": values[asked]}, scored) if len(scored) == len(pairs) else None
 
     return read
 
@@ -309,39 +330,20 @@ def _judged(first: str, second: str, verdict: str) -> Callable[..., dict[str, An
 
 def _helpsteer(values: Mapping[str, Any]) -> dict[str, Any] | None:
     preference = values["overall_preference"]  # from -3, the first is much better, to 3
-    if not isinstance(preference, int):
-        return None
-    prompt = values.get("context", values.get("prompt"))
-    return _pair({"prompt": prompt}, [(-preference, values["response1"]), (preference, values["response2"])])
+    scored = [(-preference, values["response1"]), (preference, values["response2"])]
+    return _pair({"prompt": values.get("context", values.get("prompt"))}, scored)
 
 
-def _safe_rlhf(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    answers = [(values["better_response_id"] == number, values[f"response_{number}"]) for number in (0, 1)]
-    return _pair({"prompt": values["prompt"]}, answers)
-
-
-def _shp(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    is_first = values["labels"]
-    if is_first not in (0, 1):
-        return None
-    answers = [(is_first, values["human_ref_A"]), (1 - is_first, values["human_ref_B"])]
-    return _pair({"prompt": values["history"]}, answers)
-
-
-def _stack_exchange(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    return {"prompt": values["question"], "chosen": values["response_j"], "rejected": values["response_k"]}
+def _renamed(**columns: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return the reader of columns under other names. columns: usual name -> name."""
+    return lambda values: {usual: values[name] for usual, name in columns.items()}
 
 
 def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    answers = values["answers"]
-    texts = answers.get("text") if isinstance(answers, Mapping) else None
-    if not isinstance(texts, list) or "answer_start" not in answers:
+    texts = values["answers"]["text"]
+    if not isinstance(texts, list) or "answer_start" not in values["answers"]:
         return None
     return {"instruction": values["context"], "input": values["question"], "output": texts[0] if texts else ""}
-
-
-def _natural_instructions(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"instruction": values["definition"], "input": values["inputs"], "output": values["targets"]}
 
 
 def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -408,11 +410,8 @@ def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    listed = values["QA"]
-    if not isinstance(listed, list) or not all(isinstance(one, Mapping) and {"q", "a"} <= one.keys() for one in listed):
-        return None
-    asked = ["\n".join(filter(None, (one.get("i"), one["q"]))) for one in listed]
-    return {"conversations": [{"user": text, "assistant": one["a"]} for text, one in zip(asked, listed, strict=True)]}
+    listed = [("\n".join(filter(None, (one.get("i"), one["q"]))), one["a"]) for one in values["QA"]]
+    return {"conversations": [{"user": asked, "assistant": answered} for asked, answered in listed]}
 
 
 _PLACE = re.compile(r"<image_\d+>")
@@ -422,8 +421,6 @@ def _mini_cpm(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the columns of messages with numbered places of images: <image_00>."""
     images, said = values["image"], values["conversations"]
     if not isinstance(images, Mapping) or not images or not all(map(_PLACE.fullmatch, images)):
-        return None
-    if not isinstance(said, list) or not all(isinstance(each, Mapping) for each in said):
         return None
     places = [place for each in said for place in _PLACE.findall(str(each.get("content", "")))]
     if sorted(places) != sorted(images):
@@ -460,13 +457,19 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
      "chosen is the conversation of the winner"),
     ("response_a prompt response_b preference", _judged("response_a", "response_b", "preference"), (),
      "chosen is the response that preference names"),
-    ("better_response_id prompt response_0 response_1", _safe_rlhf, (), "chosen is the response of better_response_id"),
+    ("better_response_id prompt response_0 response_1", lambda row: _pair({"prompt": row["prompt"]}, [
+        (row["better_response_id"] == number, row[f"response_{number}"]) for number in (0, 1)]), (),
+     "chosen is the response of better_response_id"),
     ("overall_preference response1 response2", _helpsteer, ("context",),
      "chosen is the response that overall_preference prefers"),
-    ("response_j question response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
-    ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
+    ("response_j question response_k", _renamed(prompt="question", chosen="response_j", rejected="response_k"), (),
+      "chosen is response_j, rejected response_k"),
+    ("human_ref_A history human_ref_B labels", lambda row: {"prompt": row["history"], **{
+        1: {"chosen": row["human_ref_A"], "rejected": row["human_ref_B"]},
+        0: {"chosen": row["human_ref_B"], "rejected": row["human_ref_A"]}}[row["labels"]]}, (),
+     "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
-    ("definition inputs targets", _natural_instructions),
+    ("definition inputs targets", _renamed(instruction="definition", input="inputs", output="targets")),
     ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
     *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
       for listed in ("choices", "options", "answer_choices")
@@ -482,3 +485,4 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
 _BY_MARK: dict[str, list[Form]] = {}  # by the first mark of a form
 for _marks, _read, *_more in _TABLE:
     _BY_MARK.setdefault(_marks.split()[0], []).append(Form(frozenset(_marks.split()), _read, *_more))
+MARKS = frozenset(_BY_MARK)  # a row without these columns is of no form

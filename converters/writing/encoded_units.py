@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,6 +23,7 @@ from ...processors.lengths import (
     measured_with_media,
     measures_media,
     sample_bytes,
+    shown_lengths,
     tells_not_shown,
     with_not_shown,
 )
@@ -43,7 +44,6 @@ from .encoding import ShardFormat
 from .unit_files import EncodedUnit, LossSpans, about_path, failed_path, samples_path, temporary_beside
 
 OnError = Literal["fail", "skip"]
-T = TypeVar("T")
 _Found = tuple[Sample | DataError, Measured | DataError]  # sample to store, and its measured length
 _NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # length without a processor
@@ -197,77 +197,89 @@ class _Encoding:
         self._shape = (-1, AMOUNTS) if has_media else (-1,)  # of the array of lengths
         self._not_shown: list[int] = []
         self._named_keys = keys_named(encoder.processor)
+        self.has_failed = False  # a row did not fit, and on_error is "fail"
+        self._is_full = encoder.limit == 0
 
     def samples(self) -> Iterator[bytes]:
         """Yield the bytes of the kept samples."""
-        with disk_errors(self._source_name):
-            for row, made in self._measured_rows():
-                yield from self._kept(row, made)
-                if self.has_failed or self._is_full:
-                    return
-
-    def _measured_rows(self) -> Iterator[tuple[Row, list[_Found]]]:
-        """Yield each row with all its samples and lengths."""
-        of_row: list[_Found] = []
-        for row, made, found, is_last in self._measured():
-            of_row.append((made, found))
-            if is_last:
-                yield row, of_row
-                of_row = []
-
-    def _measured(self) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError, bool]]:
-        """Yield each sample of each row or an error, its measured length or an error (no tokens without a processor),
-        and whether it is the last sample of its row.
-        """
-        rows = self._unit.rows()
+        rows, of_row = self._unit.rows(), list[_Found]()
         try:
-            yield from self._measured_of(rows)
+            with disk_errors(self._source_name):
+                mapped = (
+                    (row, sample, number == len(samples))
+                    for row in rows
+                    for samples in (self._mapped(row),)
+                    for number, sample in enumerate(samples, start=1)
+                )
+                grouped = groups(mapped, num_bytes=lambda item: sample_bytes(item[1]))
+                for group in grouped if self._measures is not None else ([item] for item in mapped):
+                    measured = self._measured([sample for _, sample, _ in group])
+                    for (row, _, is_last), sample_and_length in zip(group, measured, strict=True):
+                        of_row.append(sample_and_length)
+                        if is_last:
+                            yield from self._kept(row, of_row)
+                            if self.has_failed or self._is_full:
+                                return
+                            of_row = []
         finally:  # an error keeps its frames, and so the rows and their open files
             if isinstance(rows, Generator):
                 rows.close()
 
-    def _measured_of(self, rows: Iterator[Row]) -> Iterator[tuple[Row, Sample | DataError, Measured | DataError, bool]]:
-        mapped = ((row, made, is_last) for row in rows for made, is_last in _with_last(self._mapped(row)))
+    def _measured(self, made: Sequence[Sample | DataError]) -> Iterator[_Found]:
+        """Yield the samples to store, each with its length: no tokens without a processor."""
+        processor, stored = self._encoder.processor, made
         if self._measures is None:
-            yield from ((row, made, _NOTHING, is_last) for row, made, is_last in mapped)
+            yield from ((sample, _NOTHING) for sample in made)
             return
-        for together in groups(mapped, num_bytes=_num_bytes):
-            stored = self._stored([made for _, made, _ in together])
-            found = self._found([made for _, made, _ in together], stored)
-            for (row, _, is_last), each in zip(together, stored, strict=True):
-                yield row, each, _NOTHING if isinstance(each, DataError) else next(found), is_last
-
-    def _found(
-        self, made: Sequence[Sample | DataError], stored: Sequence[Sample | DataError]
-    ) -> Iterator[Measured | DataError]:
-        """Yield the measured length of each stored sample. made: the samples before tokenization."""
-        assert self._measures is not None
-        found = measured_with_media(self._measures, [each for each in stored if not isinstance(each, DataError)])
-        if self._encoder.processor is None:
-            return found
-        read = [
-            each
-            for each, kept in zip(made, stored, strict=True)
-            if not isinstance(each, DataError) and not isinstance(kept, DataError)
-        ]
-        return with_not_shown(self._encoder.processor, read, found)
-
-    def _stored(self, made: Sequence[Sample | DataError]) -> Sequence[Sample | DataError]:
-        if not self._encoder.tokenize or self._encoder.processor is None:
-            return made
-        keep_masked = self._encoder.on_dropped == "warn"
-        return through(made, partial(to_tokens, processor=self._encoder.processor, keep_masked=keep_masked))
+        if processor is not None and self._encoder.tokenize:
+            keep_masked = self._encoder.on_dropped == "warn"
+            stored = through(made, partial(to_tokens, processor=processor, keep_masked=keep_masked))
+        kept = [sample for sample in stored if not isinstance(sample, DataError)]
+        if processor is None or stored is made:
+            lengths = shown_lengths(self._measures, kept)
+        else:
+            read = [
+                sample
+                for sample, tokens in zip(made, stored, strict=True)
+                if not (isinstance(sample, DataError) or isinstance(tokens, DataError))
+            ]
+            lengths = with_not_shown(processor, read, measured_with_media(self._measures, kept))
+        for sample in stored:
+            yield sample, _NOTHING if isinstance(sample, DataError) else next(lengths)
 
     def _mapped(self, row: Row) -> Sequence[Sample | DataError]:
+        """Return the samples of a row; an error in place of all of them if one does not fit."""
         if row.values is None:
             return [DataError(row.error)]
-        if self._functions is None:
-            return self._samples(row.number, row.values)
-        rows = or_error(self._rows_left, row.number, row.values, self._functions)
+        rows: Sequence[dict[str, Any]] | DataError = [row.values]
+        if self._functions is not None:
+            rows = or_error(self._rows_left, row.number, row.values, self._functions)
         if isinstance(rows, DataError):
             return [rows]
-        made = [sample for values in rows for sample in self._samples(row.number, values)]
-        return next(([each] for each in made if _is_wrong(each)), made)
+        mapped: list[Sample | DataError] = []
+        for values in rows:
+            if self._mapper is None:
+                raise WorkerError(
+                    f"{self._source_name}: the functions of --filter and --map left out all rows before, and now keep "
+                    "a row: their results must depend only on the row: correct the functions"
+                )
+            keys: set[str] = set()
+            samples = or_error(self._mapper.samples, values, self._unit.folder, keys)
+            if isinstance(samples, DataError):
+                if not isinstance(samples, EmptyRowError):
+                    return [samples]
+                mapped.append(samples)
+                continue
+            noted = sorted(key for key in keys if key.removeprefix(SPEAKER) not in self._named_keys)
+            unread = [f"{KEY_OF_MESSAGES}{key}" for key in noted]
+            if self._mapper.synonyms or not values.keys() <= self._mapper.names:
+                unread += self._mapper.unread(values)
+            for name in unread:
+                numbers = self._unread.setdefault(name, [])
+                if row.number not in numbers[-1:]:  # the map may make several of a row
+                    numbers.append(row.number)
+            mapped += samples
+        return mapped
 
     def _rows_left(self, number: int, values: dict[str, Any], functions: RowFunctions) -> Sequence[dict[str, Any]]:
         """Apply the user's functions to a row; count a row that they leave out."""
@@ -279,24 +291,6 @@ class _Encoding:
             self._left_out["by_map"].append(number)
         return rows
 
-    def _samples(self, number: int, values: dict[str, Any]) -> Sequence[Sample | DataError]:
-        if self._mapper is None:
-            raise WorkerError(
-                f"{self._source_name}: the functions of --filter and --map left out all rows before, and now keep a "
-                "row: their results must depend only on the row: correct the functions"
-            )
-        keys: set[str] = set()
-        made = or_error(self._mapper.samples, values, self._unit.folder, keys)
-        if isinstance(made, DataError):
-            return [made]
-        noted = sorted(key for key in keys if key.removeprefix(SPEAKER) not in self._named_keys)
-        unread = [f"{KEY_OF_MESSAGES}{key}" for key in noted]
-        for name in [*unread, *self._mapper.unread(values)]:
-            rows = self._unread.setdefault(name, [])
-            if number not in rows[-1:]:  # the map may make several of a row
-                rows.append(number)
-        return made
-
     def _kept(self, row: Row, made: Sequence[_Found]) -> list[bytes]:
         """Return the bytes of a row's samples, without samples that are left out; [] if a sample does not fit.
 
@@ -306,6 +300,7 @@ class _Encoding:
             encoded = [self._encoded(row, sample, found) for sample, found in made]
         except DataError as error:
             self._rejects.append((row.number, str(error)))
+            self.has_failed = self._encoder.on_error == "fail"
             return []
         kept = [each for each in encoded if isinstance(each, _Encoded)]
         for each in encoded:
@@ -321,6 +316,7 @@ class _Encoding:
             self._rows.append(row.number)
             self._lengths.append(each.found[:AMOUNTS] if len(self._shape) > 1 else each.found.tokens)
             self._not_shown.append(each.found.not_shown)
+        self._is_full = self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
         return [each.data for each in kept]
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> _Encoded | Why:
@@ -330,7 +326,13 @@ class _Encoding:
                 raise sample
             if isinstance(found, DataError):
                 raise found
-            self._check(sample, found, row)
+            if self._measures is not None:
+                checked(found, what="the sample")
+                if found.not_shown:
+                    check_shown(found.not_shown, on_dropped=self._encoder.on_dropped)
+                # Rows processed in full, as in training, show errors that all rows of a kind have.
+                if row.number % (self._encoder.process_each or process_each(self._encoder.on_error)) == 0:
+                    check_processed(self._measures, sample, length=found.tokens)
             stored = None if self._encoder.tokenize else row.stored
             spans: NDArray[np.int32] = _NO_SPANS
             if self._encoder.documents:
@@ -343,34 +345,9 @@ class _Encoding:
             return "filtered"
         return _Encoded(data, spans, found)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a row did not fit, and on_error is "fail"."""
-        return bool(self._rejects) and self._encoder.on_error == "fail"
-
-    @property
-    def _is_full(self) -> bool:
-        return self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
-
-    @property
-    def _tells_not_shown(self) -> bool:
-        return self._encoder.processor is not None and tells_not_shown(self._encoder.processor)
-
-    def _check(self, stored: Sample, found: Measured, row: Row) -> None:
-        """Raise DataError for a length above the limit of a lengths index, or other than in training.
-
-        Some rows are processed in full, as in training, to find errors that all rows of a kind have. If rows that do
-        not fit are left out, all rows are processed.
-        """
-        if self._measures is None:
-            return
-        checked(found, what="the sample")
-        check_shown(found.not_shown, on_dropped=self._encoder.on_dropped)
-        each = self._encoder.process_each or process_each(self._encoder.on_error)
-        if row.number % each == 0:
-            check_processed(self._measures, stored, length=found.tokens)
-
     def encoded_unit(self) -> EncodedUnit:
+        processor = self._encoder.processor
+        tells = processor is not None and tells_not_shown(processor)
         return EncodedUnit(
             sizes=np.array(self._sizes, np.int64),
             rows=np.array(self._rows, np.int64),
@@ -382,20 +359,5 @@ class _Encoding:
             num_rows=0 if self.has_failed or self._is_full else self._unit.count(),
             spans=LossSpans.of(self._spans) if self._encoder.documents else None,
             unread={name: np.array(rows, np.int64) for name, rows in self._unread.items()},
-            not_shown=np.array(self._not_shown, np.uint32) if self._tells_not_shown else None,
+            not_shown=np.array(self._not_shown, np.uint32) if tells else None,
         )
-
-
-def _num_bytes(row_and_made: tuple[Row, Sample | DataError, bool]) -> int:
-    made = row_and_made[1]
-    return 0 if isinstance(made, DataError) else sample_bytes(made)
-
-
-def _with_last(made: Sequence[T]) -> Iterator[tuple[T, bool]]:
-    """Yield each item, and whether it is the last."""
-    return ((each, number == len(made)) for number, each in enumerate(made, start=1))
-
-
-def _is_wrong(made: Sample | DataError) -> bool:
-    """Whether the row of a sample is rejected; a sample without text is only left out."""
-    return isinstance(made, DataError) and not isinstance(made, EmptyRowError)

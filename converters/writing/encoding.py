@@ -192,10 +192,6 @@ def fixed_size(encoding: str) -> int | None:
     return size
 
 
-def _encode_str(value: str) -> bytes:
-    return value.encode("utf-8")
-
-
 def _encode_bytes(value: bytes) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"expected bytes, found {type(value).__name__}")
@@ -329,7 +325,7 @@ def _encode_list(encode: Encode, images: Sequence[Any]) -> bytes:
 
 _encode_jpeg, _encode_png = partial(_encode_file, "JPEG"), partial(_encode_file, "PNG")
 _ENCODERS: dict[str, Encode] = {
-    "str": _encode_str,
+    "str": str.encode,
     "bytes": _encode_bytes,
     "int": struct.Struct("<q").pack,
     "json": _encode_json,

@@ -28,10 +28,9 @@ from ..processors.lengths import (
     checked,
     groups,
     measured_columns,
-    measured_with_media,
     measures_media,
     sample_bytes,
-    with_not_shown,
+    shown_lengths,
 )
 from ..processors.not_shown import KINDS, OnDropped, amounts_of, check_shown, loses_calls, named_counts
 from ..storage.cache import LocalCache, default_cache_folder, home_folder
@@ -248,8 +247,7 @@ class _Measurer:
         index = 0
         whole = _WholeSamples(shard, self.processor)
         for group in groups(_samples(shard, first_id), num_bytes=sample_bytes):
-            found = measured_with_media(self.processor, group, whole=partial(whole.sample, index))
-            found = with_not_shown(self.processor, group, found)
+            found = shown_lengths(self.processor, group, whole=partial(whole.sample, index))
             for _ in group:
                 with _named(shard, index, first_id):
                     sample = next(found)

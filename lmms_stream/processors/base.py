@@ -88,6 +88,12 @@ def measured_tokens(measure: MeasureAll | MeasureMedia, sample: Sample) -> int:
 NotShownOf = Callable[[Sequence[Sample]], list[int | DataError]]
 
 
+# Optional method `measure_shown` of a processor with `not_shown`: the lengths of several samples with their content
+# that is not shown, or the DataErrors of `measure`, from one reading of each sample. A class with another `measure` or
+# `process` needs another `measure_shown` too; otherwise `measure` and `not_shown` are used.
+MeasureShown = Callable[[Sequence[Sample]], list[Measured | DataError]]
+
+
 # Optional method `first_changed` of a processor of chats: for each of several samples, the first answer whose text, or
 # whose context, is changed by later messages (see Conversations), None without a change, or the DataError of reading.
 FirstChanged = Callable[[Sequence[Sample]], list[int | DataError | None]]

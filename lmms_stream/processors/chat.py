@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataError
 from ..types import Processed, Sample
 from .answers import JoinedText
-from .base import Tokens, measured_tokens, or_error, processed_of, through
+from .base import Measured, Tokens, measured_tokens, or_error, processed_of, through
 from .conversation import Chat, Conversations, Rendered
 from .conversation import Learn as Learn
+from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -73,6 +74,14 @@ class ChatProcessor:
         texts = [or_error(lambda sample: self._rendered(sample).marked[0], sample) for sample in samples]
         return through(texts, partial(self.tokenizer.num_tokens, add_special_tokens=False))
 
+    def measure_shown(self, samples: Sequence[Sample]) -> list[Measured | DataError]:
+        """See MeasureShown."""
+        read = self._conversations.text_and_not_shown
+        shown = [or_error(read, sample["messages"], joined_text) for sample in samples]
+        kept = [each for each in shown if not isinstance(each, DataError)]
+        lengths = iter(self.tokenizer.num_tokens([text for text, _ in kept], add_special_tokens=False))
+        return [each if isinstance(each, DataError) else Measured(next(lengths), not_shown=each[1]) for each in shown]
+
     def not_shown(self, samples: Sequence[Sample]) -> list[int | DataError]:
         """See NotShownOf."""
         return [or_error(lambda sample: self._conversations.not_shown(_read(sample)), sample) for sample in samples]
@@ -97,7 +106,7 @@ class ChatProcessor:
 
 def _read(sample: Sample) -> Chat:
     """Read a chat with plain strings, for templates of text models: the texts of a message's parts are joined."""
-    return Chat.read(sample["messages"], joined_text)
+    return Chat.of(*read_chat(sample["messages"]), joined_text)
 
 
 def joined_text(parts: Sequence[dict[str, Any]]) -> JoinedText:

@@ -39,6 +39,7 @@ from .tokenizers import FastTokenizer
 
 TODAY = date(2024, 7, 26)  # value of today for templates: a text must not depend on the day of rendering
 Messages = Sequence[Mapping[str, Any]]
+_PLAIN = {"role", "content"}
 
 
 class Written(NamedTuple):
@@ -90,6 +91,9 @@ class ChatTemplate:
         template tests for null. The content "" of a call is passed as null if only then the call is shown. Raises
         DataError for a conversation that the template refuses, whatever error the template raises.
         """
+        if all(type(each) is dict and each.keys() == _PLAIN and type(each["content"]) is str for each in messages):
+            # Nearly all conversations: the steps below do not change their text.
+            return self._written(self._template, messages, tools, prompt=prompt)
         render = partial(self._by, partial(self._written, self._template, tools=tools, prompt=prompt))
         messages = with_reasoning(messages)
         called = [each for each in messages if isinstance(each, Mapping) and each.get("tool_calls")]

@@ -23,6 +23,7 @@ from .not_shown import (
     MOST_SHAPES,
     THOUGHTS,
     UNSHOWN,
+    Lost,
     NotShown,
     bit_of,
     bits_of,
@@ -36,6 +37,7 @@ Learn = Literal["all", "last"]  # messages of the assistant in a conversation th
 RENDERING_VERSION = (
     4  # of fingerprints: stays, or all stored lengths are measured again; a changed row is an error at read
 )
+_ROLES = ("system", "user", "assistant")  # of nearly all messages
 Parts = Sequence[dict[str, Any]]  # of a message: its texts and media
 
 
@@ -48,22 +50,22 @@ class Chat:
     left_out: frozenset[int]
 
     @staticmethod
-    def read(stored: str, content: Callable[[Parts], Any]) -> Chat:
-        """Read a sample's `messages`. content: makes the template's content from a message's parts."""
-        return Chat.of(*read_chat(stored), content)
-
-    @staticmethod
     def of(messages: list[dict[str, Any]], tools: list[Any] | None, content: Callable[[Parts], Any]) -> Chat:
-        """Make a chat of stored messages. The messages are changed in place."""
-        left_out = []
+        """Make a chat of stored messages, which are changed in place. content: makes the template's content from a
+        message's parts.
+        """
+        left_out, others = [], list[dict[str, Any]]()
         for index, message in enumerate(messages):
+            if len(message) == 2 and message["role"] in _ROLES and type(message.get("content")) is str:
+                continue  # nearly all messages
+            others.append(message)
             leave_out_nulls(message)
             check_values(message)
             if isinstance(message.get("content"), list):
                 message["content"] = content(message["content"])
             if not message.pop("learn", True):
                 left_out.append(index)
-        for function in _called_functions(messages):
+        for function in _called_functions(others) if others else ():
             given = function.get("arguments", {})
             if given is None:
                 function["arguments"] = {}
@@ -150,25 +152,35 @@ class Conversations:
             )
             warnings.warn_explicit(message, UserWarning, "lmms_stream", 1)  # without the line of code, useless to users
 
-    def not_shown(self, chat: Chat) -> int:
+    def text_and_not_shown(self, stored: str, content: Callable[[Parts], Any]) -> tuple[str, int]:
+        """Return the text of a stored chat, and the result of not_shown. content: see Chat."""
+        chat = Chat.of(*read_chat(stored), content)
+        lost = self._not_shown.of(chat.messages, chat.tools)
+        return self.rendered(chat, lost).marked[0], self.not_shown(chat, lost)
+
+    def not_shown(self, chat: Chat, lost: Lost | None = None) -> int:
         """Return the kinds of content that the template does not show of a chat, as bits of not_shown.KINDS.
 
-        The bits include answers that are empty, or masked, and ends that are not trained on.
+        The bits include answers that are empty, or masked, and ends that are not trained on. lost: of the chat, if
+        known.
         """
-        bits, unshown, without_thought = self._not_shown.of(chat.messages, chat.tools)
-        answers = chat.spoken[-1:] if self.learn == "last" else chat.spoken
-        learnt = {*answers} - chat.left_out
+        bits, unshown, without_thought = lost or self._not_shown.of(chat.messages, chat.tools)
+        spoken = chat.spoken
+        learnt = {*(spoken[-1:] if self.learn == "last" else spoken)} - chat.left_out
         if learnt & unshown:
             bits |= bit_of(UNSHOWN)
         if self.learn_stop is None:
             return bits
         learnt -= unshown
-        bits |= bits_of(THOUGHTS, len(learnt & without_thought))
+        if thoughtless := learnt & without_thought:
+            bits |= bits_of(THOUGHTS, len(thoughtless))
         if not learnt:
             bits |= bit_of(MASKED)
-        if any(is_empty(chat.messages[index]) for index in chat.spoken):
+        contents = [(index, chat.messages[index].get("content")) for index in spoken]
+        textless = [index for index, text in contents if type(text) is not str or not text.strip()]
+        if any(is_empty(chat.messages[index]) for index in textless):
             bits |= bit_of(EMPTY)
-        if self.learn_stop or self._stops[self._name_of(chat)].are_trained_on:
+        if not learnt or self.learn_stop or self._stops[self._name_of(chat)].are_trained_on:
             return bits
         return bits | bits_of(ENDS, len(learnt))
 
@@ -196,26 +208,31 @@ class Conversations:
                 return index
         return None
 
-    def rendered(self, chat: Chat) -> Rendered:
-        """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found."""
+    def rendered(self, chat: Chat, lost: Lost | None = None) -> Rendered:
+        """Render a chat with its trained spans. Raise DataError also if the assistant's text cannot be found. lost: of
+        the chat, if known.
+        """
         if self.learn == "last":
             chat = replace(chat, left_out=chat.left_out | {*chat.spoken[:-1]})
-        written = self._template_of(chat).render(chat.messages, chat.tools)
-        text, start = self._after_prompt(chat, None, written.text)
-        spans = written.spans
-        if self._template_of(chat).has_marks:
-            chat = replace(chat, left_out=chat.left_out | self.unshown(chat))
+        name = self._name_of(chat)
+        template, stops = self._templates[name], self._stops[name] if self.learn_stop else None
+        written = template.render(chat.messages, chat.tools)
+        text, spans = written.text, written.spans
+        if template.has_marks:
+            unshown = (lost or self._not_shown.of(chat.messages, chat.tools)).answers
+            chat = replace(chat, left_out=chat.left_out | unshown) if unshown else chat
             left_out = self._spans_left_out(chat, written) if chat.left_out else []
         else:
+            text, start = self._after_prompt(chat, None, text)
             by_answer = self._answers(chat, written, text, start)
             spans = [span for each in by_answer.values() for span in each]
             left_out = [span for index, each in by_answer.items() if index in chat.left_out for span in each]
-        text = self._ended(chat, text, spans)
-        check_text(text)
-        stops = self._stops_of(chat)
-        if stops is not None:
+        if stops is not None and not stops.are_trained_on:
+            text = self._ended(chat, text, spans)
             spans, left_out = ([stops.extended(text, span) for span in each] for each in (spans, left_out))
         spans, left_out = ([span for span in each if span[0] < span[1]] for each in (spans, left_out))
+        if not text.isascii():
+            check_text(text)
         return Rendered((text, spans), left_out)
 
     def tokenized(self, rendered: Sequence[Rendered]) -> list[Tokens]:

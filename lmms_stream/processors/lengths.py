@@ -14,6 +14,7 @@ from .base import (
     MeasureAll,
     Measured,
     MeasureMedia,
+    MeasureShown,
     NotShownOf,
     Processor,
     or_error,
@@ -102,6 +103,25 @@ def with_not_shown(
             yield each._replace(not_shown=bits)
 
 
+def shown_lengths(
+    processor: Processor, samples: Sequence[Sample], *, whole: Callable[[int], Sample] | None = None
+) -> Iterator[Measured | DataError]:
+    """Yield the result of `measured_with_media` for each sample, with the content that the chat template does not show.
+
+    Samples are read once by a processor with a `measure_shown` that matches its `measure`.
+    """
+    if works_together(type(processor), "measure", "measure_shown"):
+        measure_shown: MeasureShown = processor.measure_shown  # type: ignore[attr-defined]
+        try:
+            lengths = measure_shown(samples)
+        except Exception:  # noqa: BLE001 - the failing sample raises the error again below
+            pass
+        else:
+            yield from _one_each(lengths, samples, name="measure_shown")
+            return
+    yield from with_not_shown(processor, samples, measured_with_media(processor, samples, whole=whole))
+
+
 def _measured_alone(measure_media: MeasureMedia, sample: Sample) -> Measured:
     (found,) = _one_each(measure_media([sample]), [sample], name="measure_media")
     if isinstance(found, DataError):
@@ -134,28 +154,20 @@ def groups(items: Iterable[T], *, num_bytes: Callable[[T], int]) -> Iterator[lis
     raise failure
 
 
-def sample_bytes(sample: Sample) -> int:
-    """Approximate memory of a sample: bytes of media and arrays, and characters of texts."""
+def sample_bytes(sample: Sample | DataError) -> int:
+    """Approximate memory of a sample: bytes of media and arrays, and characters of texts; 0 for an error."""
     num_bytes = 0
-    for value in sample.values():
+    for value in () if isinstance(sample, DataError) else sample.values():
         num_bytes += len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
     return num_bytes
-
-
-def checked_length(length: int, *, what: str) -> int:
-    """Return the length of a sample, if a lengths index can hold it; DataError otherwise. what: the sample, for the
-    error.
-    """
-    if not 0 < length < 1 << 32:
-        raise DataError(f"{what} has {length} tokens, expected 1 to 2^32 - 1: remove it")
-    return length
 
 
 def checked(found: Measured, *, what: str) -> Measured:
     """Return the length of a sample, if an index can hold it; raise DataError otherwise. what: the sample, for the
     error.
     """
-    checked_length(found.tokens, what=what)
+    if not 0 < found.tokens < 1 << 32:
+        raise DataError(f"{what} has {found.tokens} tokens, expected 1 to 2^32 - 1: remove it")
     of_media = found[2:5]
     if not 0 <= found.patches < 1 << 32 or min(of_media) < 0 or sum(of_media) > found.tokens:
         raise DataError(

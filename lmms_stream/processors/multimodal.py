@@ -38,6 +38,7 @@ from .families.registry import family_of
 from .families.settings import MediaSettings
 from .media.facts import facts_of, media_part, sound_of_video, stored_facts, stored_sound
 from .media.types import interval_of, new_memory
+from .stored_chat import read_chat
 from .tokenizers import FastTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class MultimodalProcessor:
                         made.append({"type": "text", "text": words})
             return made
 
-        return Chat.read(sample["messages"], shown), media
+        return Chat.of(*read_chat(sample["messages"]), shown), media
 
     def _layouts(self, parts: Sequence[dict[str, Any]], sample: Sample) -> list[Layout]:
         layouts = [self._layout(part, sample) for part in parts]

@@ -309,7 +309,11 @@ def _with_leaves(value: Any, leaf: str) -> Any:
 
 def shape_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, source: str) -> Hashable:
     """Return everything in a conversation except its texts that can change what a template of this source writes."""
-    return tuple(_shape(each, source) for each in messages), tuple(map(_tool_shape, tools or ()))
+    shapes: list[Hashable] = []
+    for message in messages:
+        text = message["content"] if len(message) == 2 and type(message.get("content")) is str else "<"
+        shapes.append(_shape(message, source) if "<" in text else (message["role"], bool(text.strip())))
+    return tuple(shapes), tuple(map(_tool_shape, tools or ()))
 
 
 def _shape(message: Mapping[str, Any], source: str) -> Hashable:

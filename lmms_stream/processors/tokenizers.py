@@ -101,7 +101,7 @@ class FastTokenizer:
 
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
         if is_parallel():  # encoding a batch would start threads
-            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+            return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return encodings
 

@@ -18,8 +18,8 @@ from ....errors import ConfigError, DataError, EmptyRowError, PackingError
 from ....loader.batch_maker import cut
 from ....loader.collate import check_keys
 from ....plan.packing import Overlong
-from ....processors.base import Processor, or_error, process_all, process_sample, tokenizes_all
-from ....processors.lengths import checked, checked_length, groups, measured_with_media, measures_media, sample_bytes
+from ....processors.base import Measured, Processor, or_error, process_all, process_sample, tokenizes_all
+from ....processors.lengths import checked, groups, measured_with_media, measures_media, sample_bytes
 from ....storage.failures import disk_errors
 from ....types import Processed, Sample
 from .building import RowLoader
@@ -229,7 +229,7 @@ class RowReader:
         else:
             made = processor.process(sample) if processed is None else processed
             check_keys(made, made_by=type(processor).__name__)
-            num_tokens, has_media = checked_length(len(made["input_ids"]), what="it"), bool(made.get("media"))
+            num_tokens, has_media = checked(Measured(len(made["input_ids"])), what="it").tokens, bool(made.get("media"))
         limit, longest = self.reading.packing.packing_length, self.reading.max_length
         if longest is not None and num_tokens > longest:
             tally.overlong += 1
