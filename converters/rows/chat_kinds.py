@@ -73,12 +73,13 @@ def _with_calls(turn: Turn, speaker: str, name: str) -> Turn:
 
 
 def are_messages(value: Any) -> bool:
-    """Return whether a value is a list of messages, OpenAI's or ShareGPT's."""
-    keys = ({"role", "content"}, {"from", "value"})
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, dict) and any(pair <= each.keys() for pair in keys) for each in value)
+    """Return whether a value is a list of messages, OpenAI's or ShareGPT's; calls may have no content."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return False
+    pairs = (("role", "content"), ("from", "value"))
+    return any(
+        any(text in message for message in value) and all(speaker in message for message in value)
+        for speaker, text in pairs
     )
 
 

@@ -33,7 +33,7 @@ _PAIRS = (
     ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
     ("document", "summary"), ("dialogue", "summary"),
 )  # fmt: skip
-_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "code")
+_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "abstract", "code")
 _ASKED = (*QUESTIONS, "q", "user", "human", "src", "article", "document", "short_question")
 _ANSWERED = (
     *ANSWERS, "a", "assistant", "canonical_solution", "reference_solution", "solution", "tgt", "summary", "highlights",
@@ -43,7 +43,7 @@ _GOLD = re.compile(
     r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary|ground_truth)$", re.IGNORECASE
 )
 _NO_ANSWER = re.compile(
-    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|slug|tags|keywords|filename|"
+    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|tags|keywords|filename|"
     r"title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$", re.IGNORECASE,
 )  # fmt: skip
 _SUFFIX = re.compile(r"_(text|string|[a-z]{2})$")  # question_text, answer_es
@@ -134,9 +134,9 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
         if not pairs and any(_length(rows, name) > _length(rows, document) for name in listed):  # a short request
             yield from (Choice(columns={**roles, "prompt": document, "response": name}) for name in listed)
         yield Choice(columns={**roles, "text": document})
-    objects = [] if pairs else [name for name in names if isinstance(rows[0].get(name), Mapping)]
+    objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in _ALTERNATIVES]
     answered = _like(objects, _ANSWERED) or next(filter(_GOLD.search, objects), None)
-    if (asking := asked or _like(objects, _ASKED)) and answered:
+    if not pairs and (asking := asked or _like(objects, _ASKED)) and answered:
         yield Choice(columns={**roles, "prompt": asking, "response": answered}, why="objects become JSON text")
     has_media = media or _MEDIA_NAMES & {*names}
     captions = [name for name in texts if not (_NO_ANSWER.search(name) or _is_same(rows, name))]
