@@ -73,12 +73,13 @@ def _with_calls(turn: Turn, speaker: str, name: str) -> Turn:
 
 
 def are_messages(value: Any) -> bool:
-    """Return whether a value is a list of messages, OpenAI's or ShareGPT's."""
-    keys = ({"role", "content"}, {"from", "value"})
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, dict) and any(pair <= each.keys() for pair in keys) for each in value)
+    """Return whether a value is a list of messages, OpenAI's or ShareGPT's; calls may have no content."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        return False
+    pairs = (("role", "content"), ("from", "value"))
+    return any(
+        any(text in message for message in value) and all(speaker in message for message in value)
+        for speaker, text in pairs
     )
 
 
@@ -356,15 +357,26 @@ def said_by(
     """
     value = fields.get(role)
     listed = unpacked(value) if speaker == "assistant" and fields.get("tools") else None
-    if isinstance(listed, list) and listed and all(
-        isinstance(one, dict) and one.keys() >= _CALL and "role" not in one for one in listed
+    if (
+        isinstance(listed, list)
+        and listed
+        and all(isinstance(one, dict) and one.keys() >= _CALL and "role" not in one for one in listed)
     ):
         return [{"role": speaker, "content": None, "tool_calls": tool_calls(listed, fields.column(role) or role)}]
     if isinstance(value, Mapping):
-        return turns_of([value], roles)
+        return turns_of(_messages_of(value, speaker), roles)
     if messages_in(value, first) is not None:
         return turns_of(fields.items(role, "messages"), roles)
     return [{"role": speaker, "content": fields.text(role)}]
+
+
+def _messages_of(value: Mapping[str, Any], speaker: str) -> list[Any]:
+    """Return a message; the messages of an object of texts by speaker; or an object as JSON text of the speaker."""
+    if not value or value.keys() & {"role", "from"}:
+        return [value]
+    if all(usual_role(name) in ROLES and isinstance(text, str) for name, text in value.items()):
+        return [{"role": name, "content": text} for name, text in value.items()]
+    return [{"role": speaker, "content": orjson.dumps(value).decode()}]
 
 
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:

@@ -33,14 +33,22 @@ _PAIRS = (
     ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
     ("document", "summary"), ("dialogue", "summary"),
 )  # fmt: skip
-_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "code")
+_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "abstract", "code")
 _ASKED = (*QUESTIONS, "q", "user", "human", "src", "article", "document", "short_question")
 _ANSWERED = (
     *ANSWERS, "a", "assistant", "canonical_solution", "reference_solution", "solution", "tgt", "summary", "highlights",
     "sql", "cypher", "short_answer", "long_answer", "des",
 )  # fmt: skip
-_GOLD = re.compile(r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary)$", re.IGNORECASE)
-_CONTEXTS = ("context", "combined_context", "passage", "schema", "ddl", "evidence", "input")
+_GOLD = re.compile(
+    r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary|ground_truth)$", re.IGNORECASE
+)
+_NO_ANSWER = re.compile(
+    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|tags|keywords|filename|"
+    r"title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$", re.IGNORECASE,
+)  # fmt: skip
+_SUFFIX = re.compile(r"_(text|string|[a-z]{2})$")  # question_text, answer_es
+_PATH = re.compile(r"(https?://\S+|[^\s/]*/\S*|\S+\.[A-Za-z]\w{0,4})")
+_CONTEXTS = ("context", "combined_context", "passage", "schema", "schema_text", "ddl", "evidence", "input")
 _ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
@@ -99,7 +107,8 @@ def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choi
 def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[Choice]:
     """Yield options, the best first: two answers, a conversation, a question and its answer, a document or caption."""
     media = media_columns(rows, names)
-    roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(media.items()) if name not in _USUAL_MEDIA}
+    ranked = sorted(media.items(), key=lambda each: each[0].endswith("id"))  # a path before the name of a file
+    roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(ranked) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
     asked, prompts = _like(texts, _ASKED), _lists_of_prompts(rows)
     for pair in _compared(rows, names):
@@ -119,9 +128,20 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
         yield Choice(columns={**roles, "prompt": one, "response": other, **no_label})
     if not pairs:
         yield from _misspelt(names)
+    document = _like(texts, _TEXTS)
+    if document and len(texts) > 1 and not asked:
+        listed = [name for name in texts if name != document and not _NO_ANSWER.search(name)]
+        if not pairs and any(_length(rows, name) > _length(rows, document) for name in listed):  # a short request
+            yield from (Choice(columns={**roles, "prompt": document, "response": name}) for name in listed)
+        yield Choice(columns={**roles, "text": document})
+    objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in _ALTERNATIVES]
+    answered = _like(objects, _ANSWERED) or next(filter(_GOLD.search, objects), None)
+    if not pairs and (asking := asked or _like(objects, _ASKED)) and answered:
+        yield Choice(columns={**roles, "prompt": asking, "response": answered}, why="objects become JSON text")
     has_media = media or _MEDIA_NAMES & {*names}
-    if has_media and len(texts) == 1 and texts[0].lower() not in QUESTIONS:
-        yield Choice(columns={**roles, "text": texts[0]})
+    captions = [name for name in texts if not (_NO_ANSWER.search(name) or _is_same(rows, name))]
+    if has_media and len(captions) == 1 and captions[0].lower() not in QUESTIONS:
+        yield Choice(columns={**roles, "text": captions[0]})
     elif len(texts) == 1 and not has_media and not asked and not prompts and not _holds_objects(rows):
         yield Choice(columns={"text": texts[0]})
 
@@ -156,22 +176,34 @@ def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     if _OF_FACTS.search(name):
         is_of_pair = name.lower() == "source" and any("target" in each for each in map(str.lower, rows[0]))
         return words > 3 or is_of_pair
-    is_same = len(values) > 2 and len({*map(str, values)}) == 1
-    return is_usual or words > 1 or not is_same or str(values[0]).endswith((".", "?", "!"))
+    if not is_usual and all(_PATH.fullmatch(str(value)) for value in values):
+        return False
+    return is_usual or words > 1 or not _is_same(rows, name) or str(values[0]).endswith((".", "?", "!"))
+
+
+def _is_same(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    values = [str(value) for row in rows if is_filled(value := value_at(row, name))]
+    return len(values) > 2 and len({*values}) == 1
 
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
-    texts = [name for name in texts if name.lower() not in _CONTEXTS] if len(texts) > 2 else list(texts)
+    others = [name for name in texts if name.lower() not in _CONTEXTS]
+    texts = others if len(texts) > 2 and _like(others, _ASKED) else list(texts)
     asked = _like(texts, _ASKED)
+    texts = [name for name in texts if name == asked or not (_NO_ANSWER.search(name) or _is_same(rows, name))]
     answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
     answers += [name for name in texts if name not in (asked, *answers) and _GOLD.search(name)]
-    longest = sorted(texts, key=lambda name: -sum(len(str(value_at(row, name) or "")) for row in rows))
+    longest = sorted(texts, key=lambda name: -_length(rows, name))
     if asked:
         return [(asked, name) for name in longest if name in answers or (not answers and name != asked)]
     if answers:
         return [(name, answers[0]) for name in longest if name not in answers]
     return [(texts[0], texts[1]), (texts[1], texts[0])] if len(texts) == 2 else []
+
+
+def _length(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return sum(len(str(value_at(row, name) or "")) for row in rows)
 
 
 def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
@@ -187,8 +219,10 @@ def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
     """Return the name equal to a usual name, or else nearly equal."""
     lower = {name.rpartition(".")[2].lower(): name for name in reversed(names)}
     exact = next((lower[each] for each in usual if each in lower), None)
+    stems = {_SUFFIX.sub("", each): name for each, name in lower.items()}
     near = (get_close_matches(each, lower, 1, 0.9) for each in usual if len(each) > 3)
-    return exact or next((lower[found[0]] for found in near if found), None)
+    like = (lower[found[0]] for found in near if found)
+    return exact or next((stems[each] for each in usual if each in stems), None) or next(like, None)
 
 
 def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, str]]:

@@ -258,8 +258,8 @@ def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
     if value is None:
         return _conversation(fields, roles)
     before = exchanges(fields.get("history"))
-    if messages_in(value) is not None:
-        return before + turns_of(fields.items("prompt", "messages"), roles)
+    if messages_in(value) is not None or isinstance(value, Mapping):
+        return [*before, *said_by(fields, "prompt", roles, speaker="user", first="")]
     asked = with_input(fields.text("prompt"), fields.text("input") if is_filled(fields.get("input")) else "")
     return [*before, {"role": "user", "content": asked}]
 

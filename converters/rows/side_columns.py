@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .fields import QUESTIONS, is_filled, unpacked
+from .fields import QUESTIONS, columns_of_choices, is_filled, unpacked
 from .row_kind import Choice, RowKind, UndecidedError
 from .speakers import usual_role
 
 CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
-# A column of one choice: option_a, choice1, opB, or only a capital letter.
-_CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 _BY_MAP = "with --map FILE.py:FUNCTION"
 _Found = tuple[str, Sequence[Choice], str]  # the loss, the options to try, and a remedy without a proof
 _FIRST = ("definition", "instruction")  # the first of two texts of a question
@@ -46,8 +44,8 @@ ANSWERS = ("response", "completion", "answer", "output", "target")
 # Names of texts with the answer to another text of the row; a title or a licence is no answer.
 _ANSWER_NAME = re.compile(
     r"(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
-    r"solution|caption|label_text|paraphrase|correction|simplified|definition|entities)(_|$)|"
-    r"^(expected|correct|gold|reference)_", re.IGNORECASE,
+    r"solution|caption|paraphrase|correction|simplified|definition|entities|"
+    r"gloss(es)?|intent|sentiment|label)(_|$)|^(expected|correct|gold|reference)_", re.IGNORECASE,
 )  # fmt: skip
 _SPEAKERS = ("user", "assistant", "prompter")
 _RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
@@ -58,21 +56,9 @@ def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
     for row in rows:
         if name := next((name for name in CHOICES if is_filled(row.get(name))), None):
             return name
-        if names := _columns_of_choices(row):
-            return f"{', '.join(names[:3])}, …"
+        if names := columns_of_choices(row):
+            return f"{', '.join([*names.values()][:3])}, …"
     return None
-
-
-def _columns_of_choices(row: Mapping[str, Any]) -> list[str]:
-    """Return columns of one choice each: option_a and option_b, choice1 and choice2, or A, B and C."""
-    found: dict[str, dict[str, str]] = {}
-    for name in row:
-        if (matched := _CHOICE.fullmatch(name)) and is_filled(row[name]):
-            found.setdefault((matched[1] or "").lower(), {})[matched[2].lower()] = name
-    for stem, names in found.items():
-        if any(names.keys() >= {*first} for first in (("ab", "12", "01") if stem else ("abc",))):
-            return list(names.values())
-    return []
 
 
 def choices_unread(name: str) -> _Found:
@@ -279,7 +265,8 @@ def _answer_of_text(read: _Read) -> _Found | None:
         return None
 
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
-        return isinstance(value, (str, list, dict)) and not read.is_said(value, row)
+        is_number = isinstance(value, str) and value.replace(".", "", 1).lstrip("-").isdecimal()  # of a class
+        return isinstance(value, (str, list, dict)) and not is_number and not read.is_said(value, row)
 
     asked = read.found["text"]
     names = [name for name in read.left if _ANSWER_NAME.search(name) and read.mostly(name, is_lost)]

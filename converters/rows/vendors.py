@@ -14,7 +14,7 @@ import orjson
 
 from ...errors import DataError
 from .content import tool_calls
-from .fields import is_filled, unpacked
+from .fields import columns_of_choices, is_filled, unpacked
 from .speakers import ROLES, usual_role
 
 Message = dict[str, Any]
@@ -354,6 +354,31 @@ def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_CHOSEN = (
+    "answer",
+    "Answer",
+    "correct_answer",
+    "correctAnswer",
+    "correct_option",
+    "correctOption",
+    "correct",
+    "answer_key",
+)
+_STEMS = ("", "option_", "option", "Option_", "Option", "op", "choice_", "choice")  # of columns of a choice each
+
+
+def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a question with a column for each choice, and the letter or text of the right choice."""
+    asked = next((values[name] for name in _OF_CHOICES if name in values), None)
+    answer = next((values[name] for name in _CHOSEN if name in values), None)
+    held = {name.upper(): values[column] for name, column in columns_of_choices(values).items()}
+    if not isinstance(answer, str) or (answer.isdecimal() and answer not in held):
+        return None  # a number may count from 0 or 1
+    answer = answer.upper() if answer.upper() in held else answer
+    return _chosen("question", "choices", "answer")({"question": asked, "choices": held, "answer": answer})
+
+
+_OF_CHOICES = ("question", "Question", "problem", "query")
 
 
 def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any] | None]:
@@ -407,6 +432,21 @@ def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     key = "value" if "value" in turns[-1] else "content"
     return {"prompt": turns[:-2], "chosen": turns[-2][key], "rejected": turns[-1][key]}
+
+
+_SPEAKER = re.compile(r"(?:^|\s)(SYSTEM|USER|ASSISTANT|FUNCTION RESPONSE): ?")
+
+
+def _one_text(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of a conversation in a text with the speakers in capitals, as Glaive's."""
+    before, *said = _SPEAKER.split(values["chat"])
+    if before.strip() or not said:
+        return None
+    roles = ["tool" if speaker == "FUNCTION RESPONSE" else speaker.lower() for speaker in said[::2]]
+    texts = [text.replace("<|endoftext|>", "").strip() for text in said[1::2]]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    system = values["system"].removeprefix("SYSTEM:").strip()
+    return {"messages": messages, **({"system": system} if system else {})}
 
 
 def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -474,8 +514,12 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
       for listed in ("choices", "options", "answer_choices")
       for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
+    *((f"{stem}{first} {stem}{second}", _of_columns, (*_OF_CHOICES, *_CHOSEN, *(
+        f"{stem}{each}" for letter in "ABCDEFGHIJ" for each in (letter, letter.lower()))), _LETTERED)
+      for stem in _STEMS for first, second in ("AB", "ab") if stem or first == "A"),
     ("endings ctx label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
     *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
+    ("chat system", _one_text, (), "the speakers of chat become messages, and calls stay texts"),
     ("QA", _video_chat),
     ("image conversations", _mini_cpm),
     ("conversations", _chosen_speaker),

@@ -362,7 +362,6 @@ BY_MAP = r".*make other rows with --map FILE\.py:FUNCTION, or keep the columns w
     [
         ("DAPO", rf"column prompt holds prompts without answers, which lmms_stream\.rl reads .*: {BY_MAP}$"),
         ("batches of OpenAI", r"column body\.messages holds prompts without answers"),
-        ("C-Eval", r"columns A, B, C, … hold what the answer is chosen from, .* with --map FILE\.py:FUNCTION"),
         ("VQA with several answers", rf"fit no kind of rows: {BY_MAP}$"),
         ("ChatGPT's export", rf"fit no kind of rows: {BY_MAP}$"),
         ("completions of input and output", rf"fit no kind of rows: {BY_MAP}$"),
@@ -489,8 +488,46 @@ def test_a_text_next_to_its_answer_is_no_document(name: str) -> None:
         find_mapper([row], _AS_USUAL)
     stored = find_mapper([row], printed(raised.value)[0])(row, None)
     assert [each["content"] for each in json.loads(stored["messages"])] == ["q", "a"]
-    for more in ({name: 1}, {name: ""}, {name: None, "label": "a"}, {"text": "q: a"}):
+    for more in ({name: 1}, {name: ""}, {name: None, "label": 1}, {"text": "q: a"}):
         assert find_mapper([row | more], _AS_USUAL).kind.name == "text"
+
+
+@pytest.mark.parametrize("answer", [{"label": "severe"}, {"gloss": "BUS I BUY", "category": "a"}])
+def test_a_label_or_a_gloss_next_to_a_text_is_not_left_out(answer: Row) -> None:
+    with pytest.raises(DataError, match="may answer text") as raised:
+        find_mapper([{"text": "q"} | answer], _AS_USUAL)
+    stored = find_mapper([{"text": "q"} | answer], printed(raised.value)[0])({"text": "q"} | answer, None)
+    assert [each["content"] for each in json.loads(stored["messages"])] == ["q", next(iter(answer.values()))]
+
+
+@pytest.mark.parametrize(
+    ("row", "first"),
+    [
+        ({"image": image(1), "html": "<b>a b</b>", "notes": "made by a script."}, {"text": "html"}),
+        ({"prompt": "write f", "tests": "assert f(1) == 2", "file": "a/b.py", "translation_prompt": "in C: f"}, {}),
+        ({"input": "a b", "output": "c d", "generated": "e f"}, {"prompt": "input", "response": "output"}),
+        ({"question_es": "q r", "answer_es": "a", "image_id": "7.png", "image_path": "x/7.png"},
+         {"images": "image_path", "prompt": "question_es", "response": "answer_es"}),
+        ({"content": "two numbers", "name": "sum", "python": "def f(a, b): return a + b", "c": "int f() {}"},
+         {"prompt": "content", "response": "python"}),
+        ({"input_text": "a", "expected_output": {"b": 1}}, {"prompt": "input_text", "response": "expected_output"}),
+        ({"question_zh": "q r", "schema_text": "CREATE TABLE t", "gold_sql": "SELECT 1"},
+         {"instruction": "question_zh", "input": "schema_text", "output": "gold_sql"}),
+    ],
+)  # fmt: skip
+def test_names_paths_notes_and_earlier_texts_are_offered_as_no_answer(row: Row, first: dict[str, str]) -> None:
+    with pytest.raises(DataError, match="fit no kind of rows") as raised:
+        find_mapper([row], _AS_USUAL)
+    options = printed(raised.value)
+    assert (dict(options[0].columns) if options else {}) == first
+
+
+def test_objects_that_answer_or_ask_are_stored_as_json_or_as_their_speakers() -> None:
+    row = {"prompt": {"system": "s", "user": "q"}, "response": {"b": [1]}}
+    messages = json.loads(find_mapper([row], _AS_USUAL)(row, None)["messages"])
+    assert [(each["role"], each["content"]) for each in messages] == [
+        ("system", "s"), ("user", "q"), ("assistant", '{"b":[1]}')
+    ]  # fmt: skip
 
 
 def test_an_answer_next_to_a_dialog_that_ends_with_the_user_is_not_left_out() -> None:

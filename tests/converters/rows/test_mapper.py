@@ -367,7 +367,10 @@ def test_a_row_that_does_not_fit_is_refused_with_the_reason(row: Row, options: R
             "pass .* response=canonical_sol",
         ),
         ({"prompt": CHAT[:1], "reward_model": {}, "target": 98}, "column prompt holds prompts without answers"),
-        ({"input_text": "a", "expected_output": {"b": 1}}, "name columns by their roles"),
+        (
+            {"input_text": "a", "expected_output": {"b": 1}},
+            r"pass .* response=expected_output \(objects become JSON text\)",
+        ),
         ({"anchor": "a", "positive": "b", "negative": "c"}, "name columns by their roles"),
         ({"token_ids": [1], "input_id": [1]}, r"pass --columns input_ids=input_id \(leaves out token_ids\), or"),
         ({"one": 1, "two": 2}, "name columns by their roles with --columns .*, make other rows with --map .* --keep$"),

@@ -157,7 +157,19 @@ def test_an_answer_is_not_trained_on_without_what_it_is_chosen_from(
     choices: dict[str, Any], names: tuple[str, str]
 ) -> None:
     row = dict(zip(names, _CHOSEN.values(), strict=True))
-    assert "what the answer is chosen from" in refusal({**row, **choices})
+    if names[0] == "question" and not {"Choice 1", "answer_options", "candidates"} & choices.keys():
+        assert [each["content"] for each in stored({**row, **choices})] == [
+            "\n".join(
+                [
+                    "Which is it?",
+                    "",
+                    *(f"{letter}. {text}" for letter, text in zip("ABC", choices.values(), strict=False)),
+                ]
+            ),
+            f"B. {[*choices.values()][1]}",
+        ]
+    else:
+        assert "what the answer is chosen from" in refusal({**row, **choices})
     asked = "Which is it? " + " ".join(each if isinstance(each, str) else " ".join(each) for each in choices.values())
     assert stored({**row, names[0]: asked, **choices})[0]["content"] == asked
 
