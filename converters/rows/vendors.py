@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ...errors import DataError
+from ...errors import DataError, EmptyRowError
 from .fields import is_filled, unpacked
 
 Message = dict[str, Any]
@@ -337,7 +337,44 @@ def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
     texts = answers.get("text") if isinstance(answers, Mapping) else None
     if not isinstance(texts, list) or "answer_start" not in answers:
         return None
-    return {"instruction": values["context"], "input": values["question"], "output": texts[0] if texts else ""}
+    if not texts:
+        raise EmptyRowError("answers has no text, so nothing would be learnt: complete or remove the row")
+    return {"instruction": values["context"], "input": values["question"], "output": texts[0]}
+
+
+def _boolq(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    answer = values["answer"]
+    if not isinstance(answer, bool):
+        return None
+    return {"instruction": values["passage"], "input": values["question"], "output": "yes" if answer else "no"}
+
+
+def _science_qa(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    asked = "\n".join(filter(None, (values["hint"], values["question"])))
+    return _chosen("question", "choices", "answer")({**values, "question": asked})
+
+
+def _interleaved(texts: Sequence[Any], images: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of a document of texts and images, with an image before the text of its position."""
+    parts: list[dict[str, Any]] = []
+    for text, image in zip(texts, images, strict=True):
+        parts += [{"type": "image", "image": each} for each in (image if isinstance(image, list) else [image]) if each]
+        parts += [{"type": "text", "text": text}] if text else []
+    return {"messages": [{"role": "assistant", "content": parts}]}
+
+
+def _obelics(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    texts, images = values["texts"], values["images"]
+    if len(texts) != len(images) or not all(text is None or isinstance(text, str) for text in texts):
+        return None
+    return _interleaved(texts, images) if None in texts or None in images else None
+
+
+def _mmc4(values: Mapping[str, Any]) -> dict[str, Any]:
+    images: list[list[Any]] = [[] for _ in values["text_list"]]
+    for image in values["image_info"]:
+        images[image["matched_text_index"]].append(image["image_name"])
+    return _interleaved(values["text_list"], images)
 
 
 def _natural_instructions(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -448,6 +485,7 @@ _OF_THOUGHTS = "the thoughts are the answer's reasoning_content"
 _OF_TOOLS = "tools are in the system prompt, too, and are read from it"
 _BEST = "chosen and rejected are the best and the worst answer by"
 _LETTERED = "the choices follow the question, and the answer is the right choice"
+_DOCUMENT = "texts and images of a document are an answer without a question"
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("contents", _gemini, ("systemInstruction", "system_instruction")),
     ("preferred_output input non_preferred_output", _openai_preference),
@@ -466,6 +504,11 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("response_j question response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
     ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
+    ("answer passage question", _boolq, (), "answers true and false are yes and no, as in FLAN"),
+    ("texts images", _obelics, ("metadata", "general_metadata"), _DOCUMENT),
+    ("text_list image_info", _mmc4, ("similarity_matrix",), _DOCUMENT),
+    ("choices hint question answer", _science_qa, ("lecture", "solution"),
+     f"the hint precedes the question; {_LETTERED}; lecture and solution are left out"),
     ("definition inputs targets", _natural_instructions),
     ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
     *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
