@@ -359,7 +359,10 @@ def _interleaved(texts: Sequence[Any], images: Sequence[Any]) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     for text, image in zip(texts, images, strict=True):
         parts += [{"type": "image", "image": each} for each in (image if isinstance(image, list) else [image]) if each]
-        parts += [{"type": "text", "text": text}] if text else []
+        if text and parts and "text" in parts[-1]:
+            parts[-1]["text"] += f" {text}"
+        elif text:
+            parts.append({"type": "text", "text": text})
     return {"messages": [{"role": "assistant", "content": parts}]}
 
 
@@ -371,10 +374,10 @@ def _obelics(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _mmc4(values: Mapping[str, Any]) -> dict[str, Any]:
-    images: list[list[Any]] = [[] for _ in values["text_list"]]
+    images: dict[int, list[Any]] = {number: [] for number in range(len(values["text_list"]))}
     for image in values["image_info"]:
         images[image["matched_text_index"]].append(image["image_name"])
-    return _interleaved(values["text_list"], images)
+    return _interleaved(values["text_list"], [*images.values()])
 
 
 def _natural_instructions(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -505,8 +508,8 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
     ("answer passage question", _boolq, (), "answers true and false are yes and no, as in FLAN"),
-    ("texts images", _obelics, ("metadata", "general_metadata"), _DOCUMENT),
-    ("text_list image_info", _mmc4, ("similarity_matrix",), _DOCUMENT),
+    ("texts images", _obelics, (), _DOCUMENT),
+    ("text_list image_info", _mmc4, (), _DOCUMENT),
     ("choices hint question answer", _science_qa, ("lecture", "solution"),
      f"the hint precedes the question; {_LETTERED}; lecture and solution are left out"),
     ("definition inputs targets", _natural_instructions),

@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import mimetypes
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -26,6 +27,8 @@ from .units import Row, Unit
 
 _DELIMITERS = (";", "\t", "|", ",")  # usual delimiters
 _QUOTED = re.compile(r'"(?:[^"]|"")++"')  # a quoted field with doubled quotes inside
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_LOOK_ROWS = 20  # first rows that show whether the first row is a header
 _TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
 
 
@@ -144,7 +147,7 @@ class DelimitedTable:
 
     def num_rows(self) -> int:
         with self._open() as (_, rows):
-            return sum(1 for _ in rows) - 1
+            return sum(1 for _ in rows) - (not self._location.delimited.header)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, _):
@@ -153,7 +156,9 @@ class DelimitedTable:
         return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
 
     def _end_of_header(self) -> int | None:
-        """Return the offset after the first line that is not blank; None for a lone carriage return."""
+        """Return the offset after the header, the first line that is not blank; None for a lone carriage return."""
+        if self._location.delimited.header:
+            return 0
         with self._location.file.open(until=REST_BYTES) as file:
             for line in lines_between(file, start=0, stop=ENDLESS):
                 texts = list(_texts([line]))
@@ -166,14 +171,14 @@ class DelimitedTable:
     def _ranges(self, rows_from: int) -> Iterator[Unit]:
         location, before = self._location, 0
         with self._open() as (_, rows):
-            header = self._header(next(rows, []))
+            header = self._header(rows)
         for begin, end in line_ranges(location, rows_from, location.file.num_bytes):
             yield FieldLines(location.file, self._delimiter, header, begin, end, end - before, location.folder)
             before = end
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, rows):
-            header = self._header(next(rows, []))
+            header = self._header(rows)
             location, before = self._location, 0
             encoded = (_encode(fields, self._encoding) for fields in islice(rows, start, stop))
             for block in in_units(encoded, len, unit_bytes=location.unit_bytes):
@@ -181,12 +186,23 @@ class DelimitedTable:
                 yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
                 before = stream.position()
 
-    def _header(self, fields: list[str] | str) -> _Header:
-        name = self._location.name
+    def _header(self, rows: Iterator[list[str] | str]) -> _Header:
+        """Return the user's header, or else read the header from the rows."""
+        name, given = self._location.name, self._location.delimited.header
+        is_guess = not self._quote and self._location.delimited.quote is None
+        if given:
+            return _Header(given, is_guess)
+        fields = next(rows, [])
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, the header with the column names, is broken: {fields}")
         if self._quote != '"' and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
             raise DataError(f"{name}: the columns of its header are in quotes, {fields[0]}: pass --quote double")
+        if given is None and (value := self._value_in(fields)) is not None:
+            raise DataError(
+                f"{name}: its first row is to name the columns, and {value[:60]!r} looks like a value: pass "
+                f"{self._words()} to name the columns of a file without a header, or --header first if its first row "
+                "is the header"
+            )
         for number, field in enumerate(fields):
             if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
                 continue
@@ -194,13 +210,50 @@ class DelimitedTable:
                 raise DataError(
                     f"{name}: its first row is to name the columns, each once: {field!r} does not: correct the header"
                 )
-            if not field.isprintable():
+            if not "".join(field.split()).isprintable():
                 raise DataError(
                     f"{name}: column {field!r} of the header is not text in {self._encoding.upper()}: write the file "
                     "as UTF-8, or name its encoding with --encoding"
                 )
         self._check_delimiter(fields)
-        return _Header(tuple(fields), not self._quote and self._location.delimited.quote is None)
+        return _Header(tuple(fields), is_guess)
+
+    def _first_rows(self, delimiter: str, quote: str) -> list[list[str]]:
+        """Return the first rows, if all have equally many fields; [] otherwise."""
+        with self._open(delimiter, quote) as (_, rows):
+            found = [*islice(rows, _LOOK_ROWS)]
+        is_even = all(isinstance(row, list) and len(row) == len(found[0]) for row in found)
+        return [row for row in found if isinstance(row, list)] if is_even else []
+
+    def _value_in(self, fields: list[str]) -> str | None:
+        """Return a field of the first row that looks like a value; None if each may be the name of a column."""
+        first = self._first_rows(self._delimiter, self._quote)
+        if (
+            not first
+            and len(fields) > 1
+            and any(len(row) > 1 for each in _DELIMITERS for row in self._first_rows(each, ""))
+        ):
+            return fields[0]  # another character separates fields of the same number in all rows
+        rows = [row for row in first[1:] if row != fields]
+        if all(field.isdecimal() for field in fields) and [*map(int, fields)] == [*range(len(fields))]:
+            return None  # columns numbered by pandas
+        for number, field in enumerate(fields):
+            words, others = field.split(), [row[number] for row in rows]
+            is_sentence = len(words) > 2 and words[-1][-1] in ".!"
+            is_number = _NUMBER.fullmatch(field) and others and all(map(_NUMBER.fullmatch, others))
+            if _medium(field) or is_sentence or is_number or len(words) > 12 or (field.strip() and field in others):
+                return field
+        return None
+
+    def _words(self) -> str:
+        """Return options, in words of the command line, that read the first row as values."""
+        usual = (self._delimiter, self._quote)
+        tries = [usual, *((each, "") for each in _DELIMITERS if each != self._delimiter)]
+        pairs = ((pair, self._first_rows(*pair)) for pair in tries)
+        (delimiter, quote), rows = next((pair for pair in pairs if pair[1] and len(pair[1][0]) > 1), (usual, []))
+        shown = "tab" if delimiter == "\t" else delimiter
+        by = "" if (delimiter, quote) == usual else f" --delimiter '{shown}' --quote none"
+        return f"--header {','.join(_names([*zip(*rows, strict=True)]) or ['text'])}{by}"
 
     def _check_delimiter(self, fields: list[str]) -> None:
         others = [each for each in _DELIMITERS if each != self._delimiter and len(fields) == 1 and each in fields[0]]
@@ -212,14 +265,17 @@ class DelimitedTable:
             )
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[DecompressedFile, Iterator[list[str] | str]]]:
+    def _open(
+        self, delimiter: str | None = None, quote: str | None = None
+    ) -> Iterator[tuple[DecompressedFile, Iterator[list[str] | str]]]:
         """Open the file; yield it with its rows, header first: lists of fields, or the error of a row."""
+        delimiter, quote = delimiter or self._delimiter, self._quote if quote is None else quote
         with DecompressedFile(self._location.file, name=self._location.name) as stream:
             # Invalid bytes become surrogates: only their row is an error.
             encoding = "utf-8-sig" if self._location.delimited.is_utf8 else self._encoding
             buffered = io.BufferedReader(stream, 1 << 20)
             text = io.TextIOWrapper(buffered, encoding=encoding, errors="surrogateescape", newline="")
-            yield stream, self._checked(_rows(_reader(text, self._delimiter, self._quote)))
+            yield stream, self._checked(_rows(_reader(text, delimiter, quote)))
 
     def _checked(self, rows: Iterator[list[str] | str]) -> Iterator[list[str] | str]:
         """Raise DataError for bytes that cannot be decoded at all, such as half a character of UTF-16."""
@@ -230,6 +286,26 @@ class DelimitedTable:
                 f"{self._location.name}: not text in {self._encoding.upper()} ({error}): name its encoding with "
                 "--encoding, or copy it again"
             ) from error
+
+
+def _medium(field: str) -> str | None:
+    """Return the kind of media that a path names."""
+    kind = (mimetypes.guess_type(field)[0] or "").partition("/")[0] if "\n" not in field else ""
+    return kind if kind in ("image", "audio", "video") and len(field.split()) == 1 else None
+
+
+def _names(columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return names for columns by their values: media, then texts, which are longer than a word on average."""
+    media = [next(iter(kinds)) if len(kinds := {_medium(each) for each in column}) == 1 else None for column in columns]
+    texts = [
+        number
+        for number, column in enumerate(columns)
+        if not media[number] and sum(len(each.split()) for each in column) > 1.5 * len(column)
+    ]
+    roles = ["text"] if len(texts) == 1 or any(media) else ["prompt", "response"] if len(texts) == 2 else []
+    named = dict(zip(texts, roles, strict=False))
+    names = [media[number] or named.get(number) for number in range(len(columns))]
+    return [name if name and name not in names[:number] else f"column{number + 1}" for number, name in enumerate(names)]
 
 
 def _reader(lines: Iterable[str], delimiter: str, quote: str) -> Any:
@@ -282,14 +358,16 @@ def _decoded(fields: list[str] | str, encoding: str) -> list[str] | str:
 
 # The user's settings of CSV and TSV -> a checked Delimited.
 
-KEYS = ("delimiter", "quote", "encoding")
+KEYS = ("delimiter", "quote", "encoding", "header")
 _QUOTES = {"none": "", "double": '"'}
 _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
-def delimited(*, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None) -> Delimited:
+def delimited(
+    *, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None, header: str | None = None
+) -> Delimited:
     """Return checked settings of delimited text. delimiter: a character, or tab. quote: none, double, or a character.
-    encoding: a Python name.
+    encoding: a Python name. header: names of columns between commas, or first.
 
     ConfigError for invalid settings.
 
@@ -300,7 +378,10 @@ def delimited(*, delimiter: str | None = None, quote: str | None = None, encodin
         delimiter=None if delimiter is None else _NAMED_DELIMITERS.get(delimiter, delimiter),
         quote=None if quote is None else _QUOTES.get(quote, quote),
         encoding=encoding,
+        header=None if header is None else () if header == "first" else tuple(header.split(",")),
     )
+    if made.header and (not all(map(str.strip, made.header)) or len({*made.header}) < len(made.header)):
+        raise ConfigError(f"header {header!r} does not name each column once: write NAME,NAME, or first")
     if made.delimiter is not None and (len(made.delimiter) != 1 or made.delimiter in '\r\n"\0'):
         raise ConfigError(f"delimiter {delimiter!r} cannot separate fields: pass one character, or tab")
     if quote == "" or (made.quote and not (len(made.quote) == 1 and made.quote.isprintable())):
@@ -323,7 +404,7 @@ def _check_encoding(encoding: str) -> None:
 def delimited_of_entry(given: Any) -> Delimited:
     """Return settings from a list's entry: {delimiter, quote, encoding}, texts; ConfigError for invalid settings."""
     if not isinstance(given, dict):
-        raise ConfigError(f"csv is {given!r}: write csv: {{delimiter: …, quote: …, encoding: …}}")
+        raise ConfigError(f"csv is {given!r}: write csv: {{{': …, '.join(KEYS)}: …}}")
     for key, value in given.items():
         if key not in KEYS:
             raise ConfigError(f"csv has no {key!r}: {did_you_mean(key, KEYS)}")

@@ -252,8 +252,8 @@ def files_of_configuration(
     shown = ", ".join(list(configurations)[:_SHOWN]) + (", …" if len(configurations) > _SHOWN else "")
     if wanted is None and len(configurations) > 1:
         name, files_of_first = next(iter(configurations.items()))
-        splits = sorted({str(split_of(key)) for key in files_of_first})
-        split = {"split": splits[0]} if len(splits) > 1 and not spec.split else {}
+        several = sorted({str(split_of(key)) for key in files_of_first})
+        split = {"split": several[0]} if len(several) > 1 and not spec.split else {}
         all_of_them = f", or all of them, as {quote(spec.folder_text(config=ALL))}"
         raise DataError(
             f"{spec.path}: holds {len(configurations)} configurations, {shown}: name one, as "

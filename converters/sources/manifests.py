@@ -49,8 +49,9 @@ class Tables:
         self._listed = listed
 
     def file(self, key: str) -> File:
-        is_local = isinstance(self.store, LocalStorage)
-        return LocalFile(self.store.folder / key) if is_local else StoredFile(self.store, self.store.stat(key))
+        if isinstance(self.store, LocalStorage):
+            return LocalFile(self.store.folder / key)
+        return StoredFile(self.store, self.store.stat(key))
 
     def has(self, key: str) -> bool:
         """Return whether a file exists, or a folder with files (a key with a slash at its end)."""
@@ -251,7 +252,8 @@ MANIFESTS = (
              holds_splits=True),
     Manifest(rows=_instruct_lab, file=r".+\.ya?ml", head=OF_EXAMPLES),
     Manifest(rows=_coco, file=r".+\.json", head=rb'(?s)\s*\{.*"images"\s*:\s*\[\s*\{[^{}]*"file_name"\s*:'),
-    Manifest(rows=_squad, file=r".+\.json", head=rb'(?s)\s*\{.*"data"\s*:\s*\[\s*\{(\s*"title"[^{}[\]]*,)?\s*"paragraphs"'),
+    Manifest(rows=_squad, file=r".+\.json",
+             head=rb'(?s)\s*\{.*"data"\s*:\s*\[\s*\{(\s*"title"[^{}[\]]*,)?\s*"paragraphs"'),
 )  # fmt: skip
 
 

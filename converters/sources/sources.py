@@ -486,7 +486,11 @@ class Opener:
         files: Sequence[Path] = (),
     ) -> None:
         if spec.settings.delimited is not None:  # the settings decide the rows
-            identity = {**identity, "csv": asdict(spec.settings.delimited)}
+            settings = asdict(spec.settings.delimited)
+            identity = {
+                **identity,
+                "csv": {name: settings[name] for name in settings if name != "header" or settings[name]},
+            }
         if spec.settings.rows:  # and the samples
             identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
         source = (TableSource if dataset is None else StoredSource)(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -47,6 +48,8 @@ T = TypeVar("T")
 _Found = tuple[Sample | DataError, Measured | DataError]  # sample to store, and its measured length
 _NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # length without a processor
+NONE_FITS = " (none of the first rows fits)"
+_LOOK_ROWS = 100  # rows after a row that does not fit, which show whether any row fits
 _PROCESS_EACH = 1000  # n: 1 of n rows is processed, other rows are only measured
 
 
@@ -199,10 +202,17 @@ class _Encoding:
         self._named_keys = keys_named(encoder.processor)
 
     def samples(self) -> Iterator[bytes]:
-        """Yield the bytes of the kept samples."""
+        """Yield the bytes of the kept samples. A row that ends the unit is noted with NONE_FITS if no row of the unit's
+        first rows fits.
+        """
         with disk_errors(self._source_name):
-            for row, made in self._measured_rows():
+            rows = self._measured_rows()
+            for row, made in rows:
                 yield from self._kept(row, made)
+                if self.has_failed and not self._sizes:
+                    others = islice(rows, _LOOK_ROWS)
+                    if all(isinstance(each, DataError) for _, made in others for of_row in made for each in of_row[:1]):
+                        self._rejects = [(number, f"{reason}{NONE_FITS}") for number, reason in self._rejects]
                 if self.has_failed or self._is_full:
                     return
 
