@@ -10,6 +10,7 @@ import csv
 import io
 import mimetypes
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from .units import Row, Unit
 _DELIMITERS = (";", "\t", "|", ",")  # usual delimiters
 _QUOTED = re.compile(r'"(?:[^"]|"")++"')  # a quoted field with doubled quotes inside
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_DIGIT = re.compile(r"\d")
 _LOOK_ROWS = 20  # first rows that show whether the first row is a header
 _TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
 
@@ -228,20 +230,17 @@ class DelimitedTable:
     def _value_in(self, fields: list[str]) -> str | None:
         """Return a field of the first row that looks like a value; None if each may be the name of a column."""
         first = self._first_rows(self._delimiter, self._quote)
-        if (
-            not first
-            and len(fields) > 1
-            and any(len(row) > 1 for each in _DELIMITERS for row in self._first_rows(each, ""))
-        ):
-            return fields[0]  # another character separates fields of the same number in all rows
-        rows = [row for row in first[1:] if row != fields]
-        if all(field.isdecimal() for field in fields) and [*map(int, fields)] == [*range(len(fields))]:
+        others = [] if first or len(fields) == 1 else [self._first_rows(each, "") for each in _DELIMITERS]
+        if any(len(row) > 1 for rows in others for row in rows):
+            return fields[0]  # another character separates equally many fields of all rows
+        if [*fields] == [*map(str, range(len(fields)))]:
             return None  # columns numbered by pandas
-        for number, field in enumerate(fields):
-            words, others = field.split(), [row[number] for row in rows]
-            is_sentence = len(words) > 2 and words[-1][-1] in ".!"
-            is_number = _NUMBER.fullmatch(field) and others and all(map(_NUMBER.fullmatch, others))
-            if _medium(field) or is_sentence or is_number or len(words) > 12 or (field.strip() and field in others):
+        rows = [row for row in first[1:] if {*fields} != {each.removeprefix("\ufeff") for each in row}]
+        for field, values in zip(fields, [*zip(*rows, strict=True)] or [()] * len(fields), strict=True):
+            words, is_again = field.split(), field in values and len({*values}) > 1
+            is_sentence = len(words) > 12 or (len(words) > 2 and words[-1][-1] in ".!")
+            is_number = values and all(map(_NUMBER.fullmatch, (field, *values)))
+            if words and (is_sentence or is_number or is_again or _kind(field) not in ("", "text")):
                 return field
         return None
 
@@ -253,7 +252,7 @@ class DelimitedTable:
         (delimiter, quote), rows = next((pair for pair in pairs if pair[1] and len(pair[1][0]) > 1), (usual, []))
         shown = "tab" if delimiter == "\t" else delimiter
         by = "" if (delimiter, quote) == usual else f" --delimiter '{shown}' --quote none"
-        return f"--header {','.join(_names([*zip(*rows, strict=True)]) or ['text'])}{by}"
+        return f"--header {_names(rows) or 'text'}{by}"
 
     def _check_delimiter(self, fields: list[str]) -> None:
         others = [each for each in _DELIMITERS if each != self._delimiter and len(fields) == 1 and each in fields[0]]
@@ -288,24 +287,22 @@ class DelimitedTable:
             ) from error
 
 
-def _medium(field: str) -> str | None:
-    """Return the kind of media that a path names."""
-    kind = (mimetypes.guess_type(field)[0] or "").partition("/")[0] if "\n" not in field else ""
-    return kind if kind in ("image", "audio", "video") and len(field.split()) == 1 else None
+def _kind(field: str) -> str:
+    """Return the kind of media that a path names, "" for a number and an id, and "text" for others."""
+    kind = (mimetypes.guess_type(field)[0] or "").partition("/")[0]
+    is_word = len(field.split()) < 2
+    return (
+        kind if is_word and kind in ("image", "audio", "video") else "" if is_word and _DIGIT.search(field) else "text"
+    )
 
 
-def _names(columns: Sequence[Sequence[str]]) -> list[str]:
-    """Return names for columns by their values: media, then texts, which are longer than a word on average."""
-    media = [next(iter(kinds)) if len(kinds := {_medium(each) for each in column}) == 1 else None for column in columns]
-    texts = [
-        number
-        for number, column in enumerate(columns)
-        if not media[number] and sum(len(each.split()) for each in column) > 1.5 * len(column)
-    ]
-    roles = ["text"] if len(texts) == 1 or any(media) else ["prompt", "response"] if len(texts) == 2 else []
-    named = dict(zip(texts, roles, strict=False))
-    names = [media[number] or named.get(number) for number in range(len(columns))]
-    return [name if name and name not in names[:number] else f"column{number + 1}" for number, name in enumerate(names)]
+def _names(rows: Sequence[Sequence[str]]) -> str:
+    """Return names for columns by most of their values."""
+    kinds = [Counter(map(_kind, column)).most_common(1)[0][0] for column in zip(*rows, strict=True)]
+    if kinds.count("text") == 2 and {*kinds} <= {"text", ""}:
+        roles = iter(("prompt", "response"))
+        kinds = [next(roles) if kind == "text" else kind for kind in kinds]
+    return ",".join(kind if kind and kind not in kinds[:at] else f"column{at + 1}" for at, kind in enumerate(kinds))
 
 
 def _reader(lines: Iterable[str], delimiter: str, quote: str) -> Any:

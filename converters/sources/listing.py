@@ -251,14 +251,14 @@ def files_of_configuration(
     wanted = spec.config
     shown = ", ".join(list(configurations)[:_SHOWN]) + (", …" if len(configurations) > _SHOWN else "")
     if wanted is None and len(configurations) > 1:
-        name, files_of_first = next(iter(configurations.items()))
-        several = sorted({str(split_of(key)) for key in files_of_first})
+        first, files_of_first = next(iter(configurations.items()))
+        several = sorted({str(split or split_of(key)) for key, split in files_of_first.items()}, key="train".__ne__)
         split = {"split": several[0]} if len(several) > 1 and not spec.split else {}
-        all_of_them = f", or all of them, as {quote(spec.folder_text(config=ALL))}"
+        one, all_of_them = (quote(spec.folder_text(config=name, **split)) for name in (first, ALL))
+        is_mixed = any(map(_TABLE_OF_SPLIT.fullmatch, files_of_first))  # captions and boxes are rows of two kinds
         raise DataError(
-            f"{spec.path}: holds {len(configurations)} configurations, {shown}: name one, as "
-            f"{quote(spec.folder_text(config=name, **split))}"
-            f"{'' if _TABLE_OF_SPLIT.fullmatch(next(iter(files_of_first))) else all_of_them}"
+            f"{spec.path}: holds {len(configurations)} configurations, {shown}: name one, as {one}"
+            f"{'' if is_mixed else f', or all of them, as {all_of_them}'}"
         )
     if wanted not in (None, ALL, *configurations):
         raise DataError(

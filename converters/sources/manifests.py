@@ -5,11 +5,13 @@ This process joins the rows, and keeps the joined columns in memory.
 
 from __future__ import annotations
 
+import io
 import json
 import mimetypes
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from csv import QUOTE_NONE, DictReader
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -23,35 +25,33 @@ from ...storage.local import LocalStorage
 from ...storage.storage import Storage
 from ...types import StoredObject
 from ...yaml_text import read_yaml
-from .files import DecompressedFile, File, LocalFile, StoredFile
-from .jsonl import ENDLESS, LineBlock, lines_between, text_row
+from .files import DecompressedFile, LocalFile, StoredFile
+from .jsonl import LineBlock
 from .lists import OF_EXAMPLES
 from .table import MAX_ROW_BYTES, Location, carry, in_units
 from .units import Row, Unit
 
 _HEAD_BYTES = 1 << 16  # first bytes of a manifest, which show its form
 _MOST_HEADS = 16  # files of one name pattern whose first bytes are read; a folder of more files holds other rows
-_MEDIA = ("image/", "audio/", "video/")
+_MEDIA = re.compile(r"(image|audio|video)/|None")  # also files of an unknown type
 Rows = Iterator[dict[str, Any] | str]  # a text is the error of a row
 
 
+@dataclass(frozen=True, kw_only=True)
 class Tables:
     """Files around a manifest. listed: all files of the folder; None: listed when a medium is looked for.
 
     media_root: the user's folder of media. split: the user's split, of a manifest with several.
     """
 
-    def __init__(
-        self, store: Storage, listed: Sequence[StoredObject] | None, *, media_root: str | None, split: str | None
-    ):
-        self.store, self.media_root, self.split = store, media_root, split
-        self.url = str(store.folder.absolute()) if isinstance(store, LocalStorage) else store.url
-        self._listed = listed
+    store: Storage
+    listed: Sequence[StoredObject] | None
+    media_root: str | None
+    split: str | None
 
-    def file(self, key: str) -> File:
-        if isinstance(self.store, LocalStorage):
-            return LocalFile(self.store.folder / key)
-        return StoredFile(self.store, self.store.stat(key))
+    @property
+    def url(self) -> str:
+        return str(self.store.folder.absolute()) if isinstance(self.store, LocalStorage) else self.store.url
 
     def has(self, key: str) -> bool:
         """Return whether a file exists, or a folder with files (a key with a slash at its end)."""
@@ -60,28 +60,22 @@ class Tables:
         except ObjectMissingError:
             return False
 
+    def open(self, key: str) -> DecompressedFile:
+        file = LocalFile(self.store.folder / key) if isinstance(self.store, LocalStorage) else None
+        return DecompressedFile(file or StoredFile(self.store, self.store.stat(key)), name=f"{self.url}/{key}")
+
     def read(self, key: str, num_bytes: int = -1) -> bytes:
-        with self.file(key).open() as file:
-            return file.read(num_bytes)
+        with self.open(key) as file:
+            return file.read(num_bytes) or b""
 
     def lines(self, key: str) -> Iterator[str]:
-        """Yield the filled lines of a text; DataError for a line in another encoding."""
-        with self.file(key).open() as file:
-            for number, line in enumerate(lines_between(file, start=0, stop=ENDLESS), start=1):
-                row = text_row(number, line)
-                if row.values is None:
-                    raise DataError(f"{self.url}/{key}:{number}: {row.error}")
-                if row.values["text"].strip():
-                    yield row.values["text"]
-
-    def pairs(self, key: str) -> Iterator[tuple[str, str]]:
-        """Yield the first word and the rest of each line."""
-        for name, *rest in (line.split(maxsplit=1) for line in self.lines(key)):
-            yield name, rest[0].strip() if rest else ""
+        """Yield the filled lines of a text."""
+        with io.TextIOWrapper(io.BufferedReader(self.open(key)), "utf-8-sig") as file:
+            yield from (line.rstrip("\n") for line in file if not line.isspace())
 
     def members(self, key: str) -> Iterator[tuple[str, Any]]:
         """Yield the members of a JSON object, and each element of a member with an array."""
-        with DecompressedFile(self.file(key), name=f"{self.url}/{key}") as stream:
+        with self.open(key) as stream:
             scanner = JsonScanner(stream, name=f"{self.url}/{key}", max_bytes=MAX_ROW_BYTES)
             for name in scanner.members():
                 texts = scanner.elements() if scanner.peek() == b"[" else iter([scanner.value(b"}")])
@@ -90,12 +84,10 @@ class Tables:
     @cached_property
     def _media(self) -> Mapping[str, Sequence[str]]:
         """Last names -> keys of all media."""
-        linked = {"linked": True} if isinstance(self.store, LocalStorage) else {}
         keys: dict[str, list[str]] = defaultdict(list)
-        for file in self.store.list_objects("", **linked) if self._listed is None else self._listed:
-            name = PurePosixPath(file.key)
-            if name.suffix in (".flac", ".opus") or str(mimetypes.guess_type(name.name)[0]).startswith(_MEDIA):
-                keys[name.name].append(file.key)
+        for file in self.store.list_objects("") if self.listed is None else self.listed:
+            if _MEDIA.match(str(mimetypes.guess_type(file.key)[0])):
+                keys[PurePosixPath(file.key).name].append(file.key)
         return keys
 
     def medium(self, folder: str, *names: str) -> str:
@@ -103,14 +95,15 @@ class Tables:
 
         Folders in a name decide between several media. With the user's folder of media, names stay unchanged.
         """
-        for name in names if self.media_root is None else ():
-            found = self._media.get(PurePosixPath(name).name, ())
-            whole = f"/{folder}{name}"
+        if self.media_root is not None:
+            return names[0]
+        for name in names:
+            found, whole = self._media.get(PurePosixPath(name).name, ()), f"/{folder}{name}"
             for begin, end in ((whole, whole), ("/", f"/{name}"), (f"/{folder}", "")):
                 found = [key for key in found if f"/{key}".startswith(begin) and f"/{key}".endswith(end)] or found
             if len(found) == 1:
                 return found[0]
-        return names[0] if self.media_root is not None or names[0].startswith("/") else folder + names[0]
+        return names[0] if names[0].startswith("/") else folder + names[0]
 
 
 # Forms: the rows of a manifest, by its folder and its key.
@@ -122,40 +115,41 @@ def _kaldi(tables: Tables, folder: str, key: str) -> Rows:
             f"{tables.url}/{folder}segments: cuts sounds into utterances, and only whole sounds are read: write each "
             "utterance to a file, list these files in wav.scp, and remove segments"
         )
-    texts = dict(tables.pairs(f"{folder}text"))
-    for name, sound in tables.pairs(key):
-        if sound.endswith("|"):
+    texts, sounds = ((line.split(maxsplit=1) for line in tables.lines(name)) for name in (f"{folder}text", key))
+    known = {name: " ".join(text) for name, *text in texts}
+    for name, sound in sounds:
+        if sound.rstrip().endswith("|"):
             yield f"the sound of {name} is a command, and commands are not run: write its sound to a file"
-        elif name not in texts:
+        elif name not in known:
             yield f"utterance {name} has no line in {folder}text: add the line, or remove the utterance"
         else:
-            yield {"id": name, "audio": tables.medium(folder, sound), "text": texts[name]}
+            yield {"id": name, "audio": tables.medium(folder, sound.strip()), "text": known[name]}
 
 
-def _transcripts(tables: Tables, folder: str, key: str) -> Rows:
-    for name, text in tables.pairs(key):
-        yield {"id": name, "audio": tables.medium(folder, f"{name}.flac"), "text": text}
+def _transcripts(separator: str | None, below: str, extension: str) -> Callable[[Tables, str, str], Rows]:
+    """Return the rows of lines of a sound's name and its text, the last field. below: folder of the sounds."""
+
+    def rows(tables: Tables, folder: str, key: str) -> Rows:
+        for line in tables.lines(key):
+            name, *texts = line.split(separator, -1 if separator else 1)
+            sound = tables.medium(folder + below, f"{name}{extension}")
+            yield {"id": name, "audio": sound, "text": texts[-1]} if texts else f"no text after {name[:60]!r}: add it"
+
+    return rows
 
 
 def _common_voice(tables: Tables, folder: str, key: str) -> Rows:
-    names, *rows = (line.split("\t") for line in tables.lines(key))
-    for fields in rows:
-        row = dict(zip(names, fields, strict=False))
-        if len(fields) != len(names):
-            yield f"{len(fields)} fields, where the header names {len(names)}: correct the row"
+    for row in DictReader(tables.lines(key), delimiter="\t", quoting=QUOTE_NONE):
+        if None in row or None in row.values():
+            yield "the row has another number of fields than the header: correct the row"
         else:
             yield {"audio": tables.medium(f"{folder}clips/", row.pop("path")), "text": row.pop("sentence"), **row}
 
 
-def _lj_speech(tables: Tables, folder: str, key: str) -> Rows:
-    for line in tables.lines(key):
-        name, *texts = line.split("|")
-        sound = tables.medium(f"{folder}wavs/", f"{name}.wav")
-        yield {"id": name, "audio": sound, "text": texts[-1]} if texts else f"no text after {name[:60]!r}: correct it"
-
-
 def _science_qa(tables: Tables, folder: str, key: str) -> Rows:
-    splits = {name: set(map(str, ids)) for name, ids in parsed(tables.read(f"{folder}pid_splits.json")).items()}
+    splits: dict[str, set[str]] = defaultdict(set)
+    for name, pid in tables.members(f"{folder}pid_splits.json"):
+        splits[name].add(str(pid))
     split = {"validation": "val"}.get(str(tables.split), tables.split)
     if split not in splits:
         found = ", ".join(f"{name} ({len(ids)} rows)" for name, ids in splits.items())
@@ -243,10 +237,11 @@ class Manifest:
 
 MANIFESTS = (
     Manifest(rows=_kaldi, file=r"wav\.scp", needs=lambda folder, key: f"{folder}text"),
-    Manifest(rows=_transcripts, file=r".+\.trans\.txt"),
+    Manifest(rows=_transcripts(None, "", ".flac"), file=r".+\.trans\.txt"),
     Manifest(rows=_common_voice, file=r".+\.tsv", head=rb"(?=[^\n]*\bpath\t)[^\n]*\bsentence\b",
              needs=lambda folder, key: f"{folder}clips/"),
-    Manifest(rows=_lj_speech, file=r"metadata\.csv", head=rb"[^\n|]+\|", needs=lambda folder, key: f"{folder}wavs/"),
+    Manifest(rows=_transcripts("|", "wavs/", ".wav"), file=r"metadata\.csv", head=rb"[^\n|]+\|",
+             needs=lambda folder, key: f"{folder}wavs/"),
     Manifest(rows=_vqa, file=r".*questions\.json", needs=lambda folder, key: _answers_of(key)),
     Manifest(rows=_science_qa, file=r"problems\.json", needs=lambda folder, key: f"{folder}pid_splits.json",
              holds_splits=True),

@@ -349,7 +349,7 @@ class Opener:
         if spec.format or spec.key:
             return False
         root = spec.folder or spec.settings.rows.get("media_root") or self._media_root
-        tables = Tables(store, listed, media_root=root, split=spec.split)
+        tables = Tables(store=store, listed=listed, media_root=root, split=spec.split)
         if (found := manifests_in(tables, [file.key for file in files])) is None:
             return False
         manifest, keys = found
@@ -361,12 +361,13 @@ class Opener:
         keys, needs = [file.key for file in chosen], manifest.needs
         joined = [store.stat(key) for each in keys if needs and not (key := needs(folder_of(each), each)).endswith("/")]
         num_bytes = sum(file.num_bytes for file in chosen)
-        location = self._location(Path(), spec, name=spec.path.rstrip("/"), num_bytes=num_bytes)
+        name = spec.path.rstrip("/") + (f"/{keys[0]}" if listed is not None and len(keys) == 1 else "")
+        location = self._location(Path(), spec, name=name, num_bytes=num_bytes)
         self._add(
             spec,
             partial(ManifestTable, location, manifest, tables, keys),
             location,
-            identity=identity_of(location.name, [*chosen, *joined]),
+            identity=identity_of(name, [*chosen, *joined]),
             num_bytes=num_bytes,
             files=_local_files(store, [*chosen, *joined]),
         )
@@ -486,11 +487,10 @@ class Opener:
         files: Sequence[Path] = (),
     ) -> None:
         if spec.settings.delimited is not None:  # the settings decide the rows
-            settings = asdict(spec.settings.delimited)
-            identity = {
-                **identity,
-                "csv": {name: settings[name] for name in settings if name != "header" or settings[name]},
+            settings = {
+                key: value for key, value in asdict(spec.settings.delimited).items() if key != "header" or value
             }
+            identity = {**identity, "csv": settings}
         if spec.settings.rows:  # and the samples
             identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
         source = (TableSource if dataset is None else StoredSource)(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -210,8 +210,8 @@ class _Encoding:
             for row, made in rows:
                 yield from self._kept(row, made)
                 if self.has_failed and not self._sizes:
-                    others = islice(rows, _LOOK_ROWS)
-                    if all(isinstance(each, DataError) for _, made in others for of_row in made for each in of_row[:1]):
+                    others = ([*chain(*of_row)] for _, of_row in islice(rows, _LOOK_ROWS))
+                    if all(any(isinstance(each, DataError) for each in of_row) for of_row in others):
                         self._rejects = [(number, f"{reason}{NONE_FITS}") for number, reason in self._rejects]
                 if self.has_failed or self._is_full:
                     return
