@@ -237,7 +237,7 @@ class DelimitedTable:
             return None  # columns numbered by pandas
         rows = [row for row in first[1:] if {*fields} != {each.removeprefix("\ufeff") for each in row}]
         for field, values in zip(fields, [*zip(*rows, strict=True)] or [()] * len(fields), strict=True):
-            words, is_again = field.split(), field in values and len({*values}) > 1
+            words, is_again = field.split(), values.count(field) > 1 and len({*values}) > 1
             is_sentence = len(words) > 12 or (len(words) > 2 and words[-1][-1] in ".!")
             is_number = values and all(map(_NUMBER.fullmatch, (field, *values)))
             if words and (is_sentence or is_number or is_again or _kind(field) not in ("", "text")):

@@ -65,13 +65,19 @@ class Tables:
         return DecompressedFile(file or StoredFile(self.store, self.store.stat(key)), name=f"{self.url}/{key}")
 
     def read(self, key: str, num_bytes: int = -1) -> bytes:
+        """Return the first bytes of a file; b"" for a pipe, which can be read only once."""
+        if isinstance(self.store, LocalStorage) and not (self.store.folder / key).is_file():
+            return b""
         with self.open(key) as file:
             return file.read(num_bytes) or b""
 
     def lines(self, key: str) -> Iterator[str]:
         """Yield the filled lines of a text."""
         with io.TextIOWrapper(io.BufferedReader(self.open(key)), "utf-8-sig") as file:
-            yield from (line.rstrip("\n") for line in file if not line.isspace())
+            try:
+                yield from (line.rstrip("\n") for line in file if not line.isspace())
+            except UnicodeDecodeError as error:
+                raise DataError(f"{self.url}/{key}: not valid UTF-8 ({error}): write it as UTF-8") from error
 
     def members(self, key: str) -> Iterator[tuple[str, Any]]:
         """Yield the members of a JSON object, and each element of a member with an array."""
@@ -118,12 +124,14 @@ def _kaldi(tables: Tables, folder: str, key: str) -> Rows:
     texts, sounds = ((line.split(maxsplit=1) for line in tables.lines(name)) for name in (f"{folder}text", key))
     known = {name: " ".join(text) for name, *text in texts}
     for name, sound in sounds:
+        text = known.pop(name, None)
         if sound.rstrip().endswith("|"):
             yield f"the sound of {name} is a command, and commands are not run: write its sound to a file"
-        elif name not in known:
+        elif text is None:
             yield f"utterance {name} has no line in {folder}text: add the line, or remove the utterance"
         else:
-            yield {"id": name, "audio": tables.medium(folder, sound.strip()), "text": known[name]}
+            yield {"id": name, "audio": tables.medium(folder, sound.strip()), "text": text}
+    yield from (f"utterance {name} of {folder}text has no sound in wav.scp: add it" for name in known)
 
 
 def _transcripts(separator: str | None, below: str, extension: str) -> Callable[[Tables, str, str], Rows]:
@@ -210,7 +218,7 @@ def _vqa(tables: Tables, folder: str, key: str) -> Rows:
 
 
 def _answers_of(key: str) -> str:
-    return re.sub(r"(OpenEnded|MultipleChoice)_", "", key).replace("questions", "annotations")
+    return re.sub(r"questions(?=[^/]*$)", "annotations", re.sub(r"(OpenEnded|MultipleChoice)_(?=[^/]*$)", "", key))
 
 
 def _squad(tables: Tables, folder: str, key: str) -> Rows:

@@ -332,7 +332,8 @@ class Opener:
         configurations = configurations_of([file.key for file in files], readme)
         listed = files
         files, told = files_of_configuration(spec, files, configurations)
-        if self._open_manifest(spec, store, [file for file in files if is_shown(file.key)], listed):
+        shown = [file for file in files if is_shown(file.key) or file.key.endswith("_annotations.coco.json")]
+        if self._open_manifest(spec, store, shown, listed):
             return
         chosen = data_files(spec.path, files, insisted=spec.format)
         format = spec.format or named_format(chosen[0].key)[0]

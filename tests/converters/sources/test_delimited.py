@@ -108,7 +108,7 @@ NO_HEADER = {
     "b.tsv": ("im/0.png\tA red cat.\nim/1.png\tA dog.\n", "text", "A red cat."),
     "c.csv": ("3,Oil soars,Prices are up\n1,Rain falls,It is wet\n", "prompt", "Oil soars"),
     "d.csv": ('id1|One, two, three|"x\nid2|Four five|y\n', "prompt", "One, two, three"),
-    "e.tsv": ("good film\tpos\nbad film\tneg\nfine film\tpos\n", "prompt", "good film"),
+    "e.tsv": ("good film\tpos\nbad film\tneg\nfine film\tpos\nodd film\tpos\n", "prompt", "good film"),
 }
 
 

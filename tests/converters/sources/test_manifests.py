@@ -190,16 +190,17 @@ def test_sounds_below_another_folder_are_named_by_the_media_root(tmp_path: Path)
     ("files", "wanted"),
     [
         (SPEECH | {"wav.scp": "u1 sox a.wav -t wav - |\n"}, "the sound of u1 is a command, and commands are not run: "),
-        (SPEECH | {"wav.scp": "u3 wav/a.wav\n"}, r"utterance u3 has no line in text: add the line"),
+        (SPEECH | {"wav.scp": "u3 wav/a.wav\n"}, "utterance u3 has no line in text: add the line"),
+        (SPEECH | {"wav.scp": "u1 wav/a.wav\n"}, "utterance u2 of text has no sound in wav.scp: add it"),
         (SPEECH | {"segments": "u1 r 0 1\n"}, r"segments: cuts sounds into utterances, and only whole sounds are read"),
-        (SPEECH | {"text": b"u1 \xff\n"}, r"text:1: not valid UTF-8"),
+        (SPEECH | {"text": b"u1 \xff\n"}, r"text: not valid UTF-8"),
         (
             {"a.json": coco("a")["captions"] | {"images": IMAGES[:1]}},
             "annotation 1 is of image 7, which is not in imag",
         ),
         (VQA | {"v2_mscoco_val2014_annotations.json": {"annotations": []}}, "question 90 has no answer in v2_mscoco"),
-        (COMMON_VOICE | {"train.tsv": "path\tsentence\nx\n"}, "1 fields, where the header names 2: correct the row"),
-        (LJ_SPEECH | {"metadata.csv": "L-1|a\nL-2\n"}, "no text after 'L-2': correct it"),
+        (COMMON_VOICE | {"train.tsv": "path\tsentence\nx\n"}, "the row has another number of fields than the header"),
+        (LJ_SPEECH | {"metadata.csv": "L-1|a\nL-2\n"}, "metadata.csv:2: no text after 'L-2': add it"),
         (
             {"qna.yaml": "seed_examples:\n- question: q\n"},
             r"qna.yaml: an entry has another form \(KeyError: 'answer'\)",
