@@ -199,12 +199,8 @@ class DelimitedTable:
             raise DataError(f"{name}: its first row, the header with the column names, is broken: {fields}")
         if self._quote != '"' and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
             raise DataError(f"{name}: the columns of its header are in quotes, {fields[0]}: pass --quote double")
-        if given is None and (value := self._value_in(fields)) is not None:
-            raise DataError(
-                f"{name}: its first row is to name the columns, and {value[:60]!r} looks like a value: pass "
-                f"{self._words()} to name the columns of a file without a header, or --header first if its first row "
-                "is the header"
-            )
+        if given is None:
+            self._check_names(fields)
         for number, field in enumerate(fields):
             if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
                 continue
@@ -220,39 +216,36 @@ class DelimitedTable:
         self._check_delimiter(fields)
         return _Header(tuple(fields), is_guess)
 
-    def _first_rows(self, delimiter: str, quote: str) -> list[list[str]]:
-        """Return the first rows, if all have equally many fields; [] otherwise."""
-        with self._open(delimiter, quote) as (_, rows):
-            found = [*islice(rows, _LOOK_ROWS)]
-        is_even = all(isinstance(row, list) and len(row) == len(found[0]) for row in found)
-        return [row for row in found if isinstance(row, list)] if is_even else []
+    def _guess(self) -> tuple[str, list[list[str]]]:
+        """Return the first delimiter by which the first rows have equally many fields, and these rows."""
+        tries = [(self._delimiter, self._quote), *((each, "") for each in _DELIMITERS if each != self._delimiter)]
+        for delimiter, quote in tries:
+            with self._open(delimiter, quote) as (_, rows):
+                first = [row if isinstance(row, list) else [] for row in islice(rows, _LOOK_ROWS)]
+            if len(first[0]) > 1 and {*map(len, first)} == {len(first[0])}:
+                return delimiter, first
+        return self._delimiter, []
 
-    def _value_in(self, fields: list[str]) -> str | None:
-        """Return a field of the first row that looks like a value; None if each may be the name of a column."""
-        first = self._first_rows(self._delimiter, self._quote)
-        others = [] if first or len(fields) == 1 else [self._first_rows(each, "") for each in _DELIMITERS]
-        if any(len(row) > 1 for rows in others for row in rows):
-            return fields[0]  # another character separates equally many fields of all rows
-        if [*fields] == [*map(str, range(len(fields)))]:
-            return None  # columns numbered by pandas
-        rows = [row for row in first[1:] if {*fields} != {each.removeprefix("\ufeff") for each in row}]
+    def _check_names(self, fields: list[str]) -> None:
+        """Raise DataError for a field of the first row that looks like a value, with options that read the row."""
+        delimiter, first = self._guess()
+        is_usual = delimiter == self._delimiter
+        rows = [row for row in first[1:] if {*fields} != {each.removeprefix("\ufeff") for each in row} and is_usual]
+        value = fields[0] if not is_usual and len(fields) > 1 else None
+        is_numbered = [*fields] == [*map(str, range(len(fields)))]  # by pandas
         for field, values in zip(fields, [*zip(*rows, strict=True)] or [()] * len(fields), strict=True):
             words, is_again = field.split(), values.count(field) > 1 and len({*values}) > 1
             is_sentence = len(words) > 12 or (len(words) > 2 and words[-1][-1] in ".!")
-            is_number = values and all(map(_NUMBER.fullmatch, (field, *values)))
+            is_number = values and not is_numbered and all(map(_NUMBER.fullmatch, (field, *values)))
             if words and (is_sentence or is_number or is_again or _kind(field) not in ("", "text")):
-                return field
-        return None
-
-    def _words(self) -> str:
-        """Return options, in words of the command line, that read the first row as values."""
-        usual = (self._delimiter, self._quote)
-        tries = [usual, *((each, "") for each in _DELIMITERS if each != self._delimiter)]
-        pairs = ((pair, self._first_rows(*pair)) for pair in tries)
-        (delimiter, quote), rows = next((pair for pair in pairs if pair[1] and len(pair[1][0]) > 1), (usual, []))
-        shown = "tab" if delimiter == "\t" else delimiter
-        by = "" if (delimiter, quote) == usual else f" --delimiter '{shown}' --quote none"
-        return f"--header {_names(rows) or 'text'}{by}"
+                value = value or field
+        if value is not None:
+            by = "" if is_usual else f" --delimiter '{'tab' if delimiter == chr(9) else delimiter}' --quote none"
+            raise DataError(
+                f"{self._location.name}: its first row is to name the columns, and {value[:60]!r} looks like a value: "
+                f"pass --header {_names(first) or 'text'}{by} to name the columns of a file without a header, or "
+                "--header first if its first row is the header"
+            )
 
     def _check_delimiter(self, fields: list[str]) -> None:
         others = [each for each in _DELIMITERS if each != self._delimiter and len(fields) == 1 and each in fields[0]]

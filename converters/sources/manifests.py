@@ -243,6 +243,7 @@ class Manifest:
     holds_splits: bool = False
 
 
+_NO_CHATS = rb'(?s)(?!.*(\n\{|"(messages|conversations)"\s*:))'  # neither JSON lines nor a chat with its images
 MANIFESTS = (
     Manifest(rows=_kaldi, file=r"wav\.scp", needs=lambda folder, key: f"{folder}text"),
     Manifest(rows=_transcripts(None, "", ".flac"), file=r".+\.trans\.txt"),
@@ -254,7 +255,7 @@ MANIFESTS = (
     Manifest(rows=_science_qa, file=r"problems\.json", needs=lambda folder, key: f"{folder}pid_splits.json",
              holds_splits=True),
     Manifest(rows=_instruct_lab, file=r".+\.ya?ml", head=OF_EXAMPLES),
-    Manifest(rows=_coco, file=r".+\.json", head=rb'(?s)\s*\{.*"images"\s*:\s*\[\s*\{[^{}]*"file_name"\s*:'),
+    Manifest(rows=_coco, file=r".+\.json", head=_NO_CHATS + rb'\s*\{.*"images"\s*:\s*\[\s*\{[^{}]*"file_name"\s*:'),
     Manifest(rows=_squad, file=r".+\.json",
              head=rb'(?s)\s*\{.*"data"\s*:\s*\[\s*\{(\s*"title"[^{}[\]]*,)?\s*"paragraphs"'),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from ...types import StoredObject
 from .detect import FORMATS, QUOTES, check_format, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, TableWithColumns, columns_of, image_unit, text_unit
-from .hub import HubDataset, HubSpec, rows_of_split
+from .hub import HubDataset, HubSpec, SavedTable, only_split, rows_of_split, saved_kind
 from .listing import (
     README,
     check_numbered,
@@ -37,7 +37,6 @@ from .listing import (
 from .lists import DATASET_INFO, LISTS, dataset_info_specs, is_dataset_info, is_list, yaml_specs
 from .manifests import ManifestTable, Tables, folder_of, manifests_in
 from .mds import DatasetFiles, StoredSource, StoredTable, datasets_below, read_ids
-from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import Spec, glob_base, glob_pattern, is_there, literal_prefix, parent_and_key, parse_spec
 from .table import USUAL, Delimited, Location, Table, TableSource, limited
 from .units import UNIT_BYTES, NoRowsError, Source

@@ -231,10 +231,11 @@ def test_other_files_of_these_names_are_read_as_before(tmp_path: Path) -> None:
     files = {
         "chats.json": [{"images": ["a.png"], "text": "t"}], "voice.tsv": "path\tsentence\na\tb\n",
         "metadata.csv": "text,label\na,b\n", "list.yaml": "datasets: [{path: metadata.csv}]\n",
+        "rows.json": {"images": [{"file_name": "a.png"}], "messages": [{"role": "user", "content": "q"}] * 2},
         "questions.json": [{"question": "q", "answer": "a"}],
     }  # fmt: skip
     written(tmp_path, files)
     assert [read(tmp_path / name)[0] for name in files] == [
         {"images": ["a.png"], "text": "t"}, {"path": "a", "sentence": "b"}, {"text": "a", "label": "b"},
-        {"text": "a", "label": "b"}, {"question": "q", "answer": "a"},
+        {"text": "a", "label": "b"}, files["rows.json"], {"question": "q", "answer": "a"},
     ]  # fmt: skip
