@@ -99,6 +99,9 @@ SHAPES: dict[str, tuple[Files, str, str, list[str]]] = {
     "COCO captions": (COCO, "?config=captions&split=train", "", ["<image>", "a"]),
     "COCO instances": (COCO, "?config=instances&split=train", "--columns text=objects",
                        ["<image>", "[]"]),
+    "COCO of Roboflow": ({f"{split}/{name}": content for split in ("train", "valid") for name, content in {
+        "_annotations.coco.json": coco("a")["instances"], f"{9:012}.jpg": JPEG[9], f"{7:012}.jpg": JPEG[7]}.items()},
+        "?split=train", "--columns text=objects", ["<image>", "[]"]),
     "VQAv2, OK-VQA": (VQA, "", "", ["<image>q", "a"]),
     "ScienceQA": (SCIENCE_QA, "?split=train", "", ["<image>q\n\nA. x\nB. a", "B. a"]),
     "Kaldi": (SPEECH, "", "", ["<audio>", "b"]),
