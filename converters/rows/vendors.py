@@ -507,7 +507,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("response_j question response_k", _stack_exchange, (), "chosen is response_j, rejected response_k"),
     ("human_ref_A history human_ref_B labels", _shp, (), "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
-    ("answer passage question", _boolq, (), "answers true and false are yes and no, as in FLAN"),
+    ("answer passage question", _boolq, (), "answers true and false become yes and no"),
     ("texts images", _obelics, (), _DOCUMENT),
     ("text_list image_info", _mmc4, (), _DOCUMENT),
     ("choices hint question answer", _science_qa, ("lecture", "solution"),

@@ -216,7 +216,8 @@ def test_tables_that_do_not_fit_together_are_errors_of_their_rows(files: Files, 
 
 
 def test_rows_are_the_same_in_a_store_in_small_units_and_in_slices(tmp_path: Path, s3_folder: str) -> None:
-    files = LIBRI | {"dev-clean/1/3/1-3.trans.txt": "1-3-0000 b\n1-3-0001 c\n"}
+    sounds = {f"dev-clean/1/3/1-3-000{number}.flac": flac_bytes() for number in (0, 1)}
+    files = LIBRI | {"dev-clean/1/3/1-3.trans.txt": "1-3-0000 b\n1-3-0001 c\n"} | sounds
     local, store = written(tmp_path / "data", files), open_storage(s3_folder)
     for path in local.rglob("*.*"):
         store.write(path.relative_to(local).as_posix(), path.read_bytes())
@@ -224,6 +225,7 @@ def test_rows_are_the_same_in_a_store_in_small_units_and_in_slices(tmp_path: Pat
     assert [row["text"] for row in rows] == ["a", "b", "c"]
     assert read(store.url) == read(local, unit_bytes=1) == rows
     assert read(f"{local}@[1:]", unit_bytes=1) == rows[1:]
+    assert converted(store.url, tmp_path / "a") == converted(str(local), tmp_path / "b")
     written(tmp_path / "json", COCO)
     name = "annotations/captions_train2017.json"
     store.write(name, (tmp_path / "json" / name).read_bytes())
