@@ -203,6 +203,7 @@ def look(
             unit_bytes=options.unit_bytes,
             ids=Path(options.ids) if options.ids is not None else None,
             target=target,
+            media_root=options.schema.media_root,
         )
     )
 

@@ -48,6 +48,8 @@ def identity_of(
     # Covered by other values: ids and repeats by the sources, the drop list by its rows, the choice by the processor.
     for name in ("ids", "drop", "drop_sources", "choice", "allow_repeats"):
         values.pop(name)
+    if options.header is None:  # datasets of earlier versions lack the key
+        values.pop("header")
     if dropped is not None:  # datasets of earlier versions lack the key
         values["drop"] = dropped.digest
     values["processor"] = options.processor and dict(options.processor.description)

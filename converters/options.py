@@ -40,7 +40,7 @@ class ConvertOptions:
     once. num_shards: shards of each dataset, with numbers of samples that differ by at most 1; samples_per_shard:
     samples of each shard but the last; with either, shard_bytes keeps its default. ids: a file with the samples to take
     from the only source, an MDS dataset (see read_ids). dedup: "exact" leaves out samples whose stored content equals
-    an earlier sample's. delimiter, encoding: of CSV and TSV, see `delimited` (default: comma and tab, UTF-8). concat:
+    an earlier sample's. delimiter, encoding, header: of CSV and TSV, see `delimited`. concat:
     concatenate the tokens of rows (from the processor, or from tokenized rows) and store samples of this number of
     tokens, with the starts of documents; limit, splits, shuffle_seed, dedup, shortest and longest then apply to
     documents. drop_tail: drop and count the tokens after the last full sample, instead of storing a shorter sample.
@@ -72,6 +72,7 @@ class ConvertOptions:
     dedup: Literal["exact"] | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    header: str | None = None
     drop_tail: bool = False
     concat: int | None = None
     drop: str | None = None
@@ -153,7 +154,7 @@ class ConvertOptions:
     @property
     def delimited(self) -> Delimited:
         """Format of CSV and TSV; ConfigError for an invalid character or encoding."""
-        return delimited(delimiter=self.delimiter, quote=self.quote, encoding=self.encoding)
+        return delimited(delimiter=self.delimiter, quote=self.quote, encoding=self.encoding, header=self.header)
 
     @property
     def measured_by(self) -> Processor | None:

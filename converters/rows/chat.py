@@ -38,8 +38,13 @@ CALLS = ("tool_calls", "function_call")
 READ_KEYS = {"role", "content", "learn", "name", "tool_call_id", *CALLS, *REASONING_KEYS}
 SYSTEM_ROLES = ("system", "developer")
 MEDIA_COLUMNS: Columns = {"images": ("images", "image"), "audios": ("audios", "audio"), "videos": ("videos", "video")}
-# Images next to one text or label are also members of WebDataset, whose columns are named by extensions.
+# Media next to one text or label are also members of WebDataset, whose columns are named by extensions.
 MEMBER_IMAGES: Columns = {"images": (*MEDIA_COLUMNS["images"], "jpg", "jpeg", "png", "webp")}
+MEMBER_MEDIA: Columns = {
+    **MEMBER_IMAGES,
+    "audios": (*MEDIA_COLUMNS["audios"], "wav", "flac", "mp3", "ogg", "opus", "m4a"),
+    "videos": (*MEDIA_COLUMNS["videos"], "mp4", "webm"),
+}
 # Columns that any chat may have.
 CHAT_EXTRAS: Columns = {
     "system": ("system", "system_prompt"),

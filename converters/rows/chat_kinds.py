@@ -14,7 +14,7 @@ import orjson
 
 from ...errors import DataError
 from ...types import Sample
-from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_IMAGES, Roles, chat_kind, check_speakers, exchange, turn_of
+from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_MEDIA, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
 from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, unpacked
 from .row_kind import Choice, ReadOptions, UndecidedError
@@ -440,7 +440,7 @@ CAPTION = chat_kind(
     "caption",
     _read_caption,
     needs={"text": ("text", "caption", "txt")},
-    may={**named_alike("file_name"), **MEMBER_IMAGES},
+    may={**named_alike("file_name"), **MEMBER_MEDIA},
     accepts=_shows,
     needs_text="media and text",
     media_in_front=True,

@@ -11,7 +11,11 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -191,9 +195,21 @@ def _read_local(reference: str, root: Path) -> bytes:
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: null bytes; RuntimeError: links in a circle
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
         what = "is missing" if missing else f"cannot be read ({error})"
+        near = next((folder for folder in _folders_near(root) if missing and (folder / reference).is_file()), "")
         raise DataError(
             f"media {shown(reference)} {what} below the media root {root}: put it there, or pass --media-root"
+            f"{near and f' {quote(str(near))}, where it is'}"
         ) from error
+
+
+@lru_cache(maxsize=4)
+def _folders_near(root: Path) -> list[Path]:
+    """Return the folders in and next to a folder, in the order of their names, for an error's remedy."""
+    with suppress(OSError):
+        return sorted(
+            each for base in (root, root.absolute().parent) for each in islice(base.iterdir(), 1000) if each.is_dir()
+        )
+    return []
 
 
 def _load(path: Path, reference: str) -> bytes:

@@ -149,7 +149,8 @@ def _from_bytes(column: str, data: bytes) -> NDArray[np.int64]:
 
 def _may_be_ids(numbers: NDArray[Any], last_id: int) -> bool:
     """Return whether numbers are whole, and each is a token id of at most `last_id` or IGNORED_LABEL."""
-    is_id = (numbers >= 0) & (numbers <= last_id) & (numbers == np.floor(numbers))
+    with np.errstate(invalid="ignore"):  # bytes read as floats may be NaN
+        is_id = (numbers >= 0) & (numbers <= last_id) & (numbers == np.floor(numbers))
     return bool(np.all(is_id | (numbers == IGNORED_LABEL)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ...errors import DataError
+from ...errors import DataError, EmptyRowError
 from .content import tool_calls
 from .fields import columns_of_choices, is_filled, unpacked
 from .speakers import ROLES, usual_role
@@ -343,7 +343,47 @@ def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
     texts = values["answers"]["text"]
     if not isinstance(texts, list) or "answer_start" not in values["answers"]:
         return None
-    return {"instruction": values["context"], "input": values["question"], "output": texts[0] if texts else ""}
+    if not texts:
+        raise EmptyRowError("answers has no text, so nothing would be learnt: complete or remove the row")
+    return {"instruction": values["context"], "input": values["question"], "output": texts[0]}
+
+
+def _boolq(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    answer = values["answer"]
+    if not isinstance(answer, bool):
+        return None
+    return {"instruction": values["passage"], "input": values["question"], "output": "yes" if answer else "no"}
+
+
+def _science_qa(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    asked = "\n".join(filter(None, (values["hint"], values["question"])))
+    return _chosen("question", "choices", "answer")({**values, "question": asked})
+
+
+def _interleaved(texts: Sequence[Any], images: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of a document of texts and images, with an image before the text of its position."""
+    parts: list[dict[str, Any]] = []
+    for text, image in zip(texts, images, strict=True):
+        parts += [{"type": "image", "image": each} for each in (image if isinstance(image, list) else [image]) if each]
+        if text and parts and "text" in parts[-1]:
+            parts[-1]["text"] += f" {text}"
+        elif text:
+            parts.append({"type": "text", "text": text})
+    return {"messages": [{"role": "assistant", "content": parts}]}
+
+
+def _obelics(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    texts, images = values["texts"], values["images"]
+    if len(texts) != len(images) or not all(text is None or isinstance(text, str) for text in texts):
+        return None
+    return _interleaved(texts, images) if None in texts or None in images else None
+
+
+def _mmc4(values: Mapping[str, Any]) -> dict[str, Any]:
+    images: dict[int, list[Any]] = {number: [] for number in range(len(values["text_list"]))}
+    for image in values["image_info"]:
+        images[image["matched_text_index"]].append(image["image_name"])
+    return _interleaved(values["text_list"], [*images.values()])
 
 
 def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -485,6 +525,7 @@ _OF_THOUGHTS = "the thoughts are the answer's reasoning_content"
 _OF_TOOLS = "tools are in the system prompt, too, and are read from it"
 _BEST = "chosen and rejected are the best and the worst answer by"
 _LETTERED = "the choices follow the question, and the answer is the right choice"
+_DOCUMENT = "texts and images of a document are an answer without a question"
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("contents", _gemini, ("systemInstruction", "system_instruction")),
     ("preferred_output input non_preferred_output", _openai_preference),
@@ -509,6 +550,11 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
         0: {"chosen": row["human_ref_B"], "rejected": row["human_ref_A"]}}[row["labels"]]}, (),
      "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
+    ("answer passage question", _boolq, (), "answers true and false become yes and no"),
+    ("texts images", _obelics, (), _DOCUMENT),
+    ("text_list image_info", _mmc4, (), _DOCUMENT),
+    ("choices hint question answer", _science_qa, ("lecture", "solution"),
+     f"the hint precedes the question; {_LETTERED}; lecture and solution are left out"),
     ("definition inputs targets", _renamed(instruction="definition", input="inputs", output="targets")),
     ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
     *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)

@@ -9,7 +9,8 @@ python_rows     rows of a program: iterables, and datasets of the library `datas
 files           files of rows, local or in a store, read in streams of plain bytes
 table           parts that all formats share: places of rows, random access, sources fetched at their turn
 units           pieces of a source that one process reads
-jsonl, json_array, csv (and its settings), arrow, webdataset, saved_datasets, hub, mds     a format each
+manifests       tables joined to rows; the known folders
+jsonl, json_array, csv (and its settings), arrow, webdataset, hub (and saved datasets), mds     a format each
 folders         folders of texts and images; folders named lang=en -> a column of the rows below them
 arrow_values    values of Arrow columns, by type and feature
 """

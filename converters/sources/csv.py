@@ -8,8 +8,10 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import mimetypes
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -26,6 +28,9 @@ from .units import Row, Unit
 
 _DELIMITERS = (";", "\t", "|", ",")  # usual delimiters
 _QUOTED = re.compile(r'"(?:[^"]|"")++"')  # a quoted field with doubled quotes inside
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_DIGIT = re.compile(r"\d")
+_LOOK_ROWS = 20  # first rows that show whether the first row is a header
 _TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MiB: break it into rows"
 
 
@@ -144,7 +149,7 @@ class DelimitedTable:
 
     def num_rows(self) -> int:
         with self._open() as (_, rows):
-            return sum(1 for _ in rows) - 1
+            return sum(1 for _ in rows) - (not self._location.delimited.header)
 
     def units(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, _):
@@ -153,7 +158,9 @@ class DelimitedTable:
         return self._blocks(start, stop) if rows_from is None else self._ranges(rows_from)
 
     def _end_of_header(self) -> int | None:
-        """Return the offset after the first line that is not blank; None for a lone carriage return."""
+        """Return the offset after the header, the first line that is not blank; None for a lone carriage return."""
+        if self._location.delimited.header:
+            return 0
         with self._location.file.open(until=REST_BYTES) as file:
             for line in lines_between(file, start=0, stop=ENDLESS):
                 texts = list(_texts([line]))
@@ -166,14 +173,14 @@ class DelimitedTable:
     def _ranges(self, rows_from: int) -> Iterator[Unit]:
         location, before = self._location, 0
         with self._open() as (_, rows):
-            header = self._header(next(rows, []))
+            header = self._header(rows)
         for begin, end in line_ranges(location, rows_from, location.file.num_bytes):
             yield FieldLines(location.file, self._delimiter, header, begin, end, end - before, location.folder)
             before = end
 
     def _blocks(self, start: int, stop: int | None) -> Iterator[Unit]:
         with self._open() as (stream, rows):
-            header = self._header(next(rows, []))
+            header = self._header(rows)
             location, before = self._location, 0
             encoded = (_encode(fields, self._encoding) for fields in islice(rows, start, stop))
             for block in in_units(encoded, len, unit_bytes=location.unit_bytes):
@@ -181,12 +188,19 @@ class DelimitedTable:
                 yield FieldBlock(payload, header, len(block), stream.position() - before, location.folder)
                 before = stream.position()
 
-    def _header(self, fields: list[str] | str) -> _Header:
-        name = self._location.name
+    def _header(self, rows: Iterator[list[str] | str]) -> _Header:
+        """Return the user's header, or else read the header from the rows."""
+        name, given = self._location.name, self._location.delimited.header
+        is_guess = not self._quote and self._location.delimited.quote is None
+        if given:
+            return _Header(given, is_guess)
+        fields = next(rows, [])
         if isinstance(fields, str):
             raise DataError(f"{name}: its first row, the header with the column names, is broken: {fields}")
         if self._quote != '"' and all(len(field) > 1 and field[0] == field[-1] == '"' for field in fields):
             raise DataError(f"{name}: the columns of its header are in quotes, {fields[0]}: pass --quote double")
+        if given is None:
+            self._check_names(fields)
         for number, field in enumerate(fields):
             if not field and number == 0 and len(fields) > 1 and fields.count("") == 1:
                 continue
@@ -194,13 +208,44 @@ class DelimitedTable:
                 raise DataError(
                     f"{name}: its first row is to name the columns, each once: {field!r} does not: correct the header"
                 )
-            if not field.isprintable():
+            if not "".join(field.split()).isprintable():
                 raise DataError(
                     f"{name}: column {field!r} of the header is not text in {self._encoding.upper()}: write the file "
                     "as UTF-8, or name its encoding with --encoding"
                 )
         self._check_delimiter(fields)
-        return _Header(tuple(fields), not self._quote and self._location.delimited.quote is None)
+        return _Header(tuple(fields), is_guess)
+
+    def _guess(self) -> tuple[str, list[list[str]]]:
+        """Return the first delimiter by which the first rows have equally many fields, and these rows."""
+        tries = [(self._delimiter, self._quote), *((each, "") for each in _DELIMITERS if each != self._delimiter)]
+        for delimiter, quote in tries:
+            with self._open(delimiter, quote) as (_, rows):
+                first = [row if isinstance(row, list) else [] for row in islice(rows, _LOOK_ROWS)]
+            if len(first[0]) > 1 and {*map(len, first)} == {len(first[0])}:
+                return delimiter, first
+        return self._delimiter, []
+
+    def _check_names(self, fields: list[str]) -> None:
+        """Raise DataError for a field of the first row that looks like a value, with options that read the row."""
+        delimiter, first = self._guess()
+        is_usual = delimiter == self._delimiter
+        rows = [row for row in first[1:] if {*fields} != {each.removeprefix("\ufeff") for each in row} and is_usual]
+        value = fields[0] if not is_usual and len(fields) > 1 else None
+        is_numbered = [*fields] == [*map(str, range(len(fields)))]  # by pandas
+        for field, values in zip(fields, [*zip(*rows, strict=True)] or [()] * len(fields), strict=True):
+            words, is_again = field.split(), values.count(field) > 1 and len({*values}) > 1
+            is_sentence = len(words) > 12 or (len(words) > 2 and words[-1][-1] in ".!")
+            is_number = values and not is_numbered and all(map(_NUMBER.fullmatch, (field, *values)))
+            if words and (is_sentence or is_number or is_again or _kind(field) not in ("", "text")):
+                value = value or field
+        if value is not None:
+            by = "" if is_usual else f" --delimiter '{'tab' if delimiter == chr(9) else delimiter}' --quote none"
+            raise DataError(
+                f"{self._location.name}: its first row is to name the columns, and {value[:60]!r} looks like a value: "
+                f"pass --header {_names(first) or 'text'}{by} to name the columns of a file without a header, or "
+                "--header first if its first row is the header"
+            )
 
     def _check_delimiter(self, fields: list[str]) -> None:
         others = [each for each in _DELIMITERS if each != self._delimiter and len(fields) == 1 and each in fields[0]]
@@ -212,14 +257,17 @@ class DelimitedTable:
             )
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[DecompressedFile, Iterator[list[str] | str]]]:
+    def _open(
+        self, delimiter: str | None = None, quote: str | None = None
+    ) -> Iterator[tuple[DecompressedFile, Iterator[list[str] | str]]]:
         """Open the file; yield it with its rows, header first: lists of fields, or the error of a row."""
+        delimiter, quote = delimiter or self._delimiter, self._quote if quote is None else quote
         with DecompressedFile(self._location.file, name=self._location.name) as stream:
             # Invalid bytes become surrogates: only their row is an error.
             encoding = "utf-8-sig" if self._location.delimited.is_utf8 else self._encoding
             buffered = io.BufferedReader(stream, 1 << 20)
             text = io.TextIOWrapper(buffered, encoding=encoding, errors="surrogateescape", newline="")
-            yield stream, self._checked(_rows(_reader(text, self._delimiter, self._quote)))
+            yield stream, self._checked(_rows(_reader(text, delimiter, quote)))
 
     def _checked(self, rows: Iterator[list[str] | str]) -> Iterator[list[str] | str]:
         """Raise DataError for bytes that cannot be decoded at all, such as half a character of UTF-16."""
@@ -230,6 +278,24 @@ class DelimitedTable:
                 f"{self._location.name}: not text in {self._encoding.upper()} ({error}): name its encoding with "
                 "--encoding, or copy it again"
             ) from error
+
+
+def _kind(field: str) -> str:
+    """Return the kind of media that a path names, "" for a number and an id, and "text" for others."""
+    kind = (mimetypes.guess_type(field)[0] or "").partition("/")[0]
+    is_word = len(field.split()) < 2
+    return (
+        kind if is_word and kind in ("image", "audio", "video") else "" if is_word and _DIGIT.search(field) else "text"
+    )
+
+
+def _names(rows: Sequence[Sequence[str]]) -> str:
+    """Return names for columns by most of their values."""
+    kinds = [Counter(map(_kind, column)).most_common(1)[0][0] for column in zip(*rows, strict=True)]
+    if kinds.count("text") == 2 and {*kinds} <= {"text", ""}:
+        roles = iter(("prompt", "response"))
+        kinds = [next(roles) if kind == "text" else kind for kind in kinds]
+    return ",".join(kind if kind and kind not in kinds[:at] else f"column{at + 1}" for at, kind in enumerate(kinds))
 
 
 def _reader(lines: Iterable[str], delimiter: str, quote: str) -> Any:
@@ -282,14 +348,16 @@ def _decoded(fields: list[str] | str, encoding: str) -> list[str] | str:
 
 # The user's settings of CSV and TSV -> a checked Delimited.
 
-KEYS = ("delimiter", "quote", "encoding")
+KEYS = ("delimiter", "quote", "encoding", "header")
 _QUOTES = {"none": "", "double": '"'}
 _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
-def delimited(*, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None) -> Delimited:
+def delimited(
+    *, delimiter: str | None = None, quote: str | None = None, encoding: str | None = None, header: str | None = None
+) -> Delimited:
     """Return checked settings of delimited text. delimiter: a character, or tab. quote: none, double, or a character.
-    encoding: a Python name.
+    encoding: a Python name. header: names of columns between commas, or first.
 
     ConfigError for invalid settings.
 
@@ -300,7 +368,10 @@ def delimited(*, delimiter: str | None = None, quote: str | None = None, encodin
         delimiter=None if delimiter is None else _NAMED_DELIMITERS.get(delimiter, delimiter),
         quote=None if quote is None else _QUOTES.get(quote, quote),
         encoding=encoding,
+        header=None if header is None else () if header == "first" else tuple(header.split(",")),
     )
+    if made.header and (not all(map(str.strip, made.header)) or len({*made.header}) < len(made.header)):
+        raise ConfigError(f"header {header!r} does not name each column once: write NAME,NAME, or first")
     if made.delimiter is not None and (len(made.delimiter) != 1 or made.delimiter in '\r\n"\0'):
         raise ConfigError(f"delimiter {delimiter!r} cannot separate fields: pass one character, or tab")
     if quote == "" or (made.quote and not (len(made.quote) == 1 and made.quote.isprintable())):
@@ -323,7 +394,7 @@ def _check_encoding(encoding: str) -> None:
 def delimited_of_entry(given: Any) -> Delimited:
     """Return settings from a list's entry: {delimiter, quote, encoding}, texts; ConfigError for invalid settings."""
     if not isinstance(given, dict):
-        raise ConfigError(f"csv is {given!r}: write csv: {{delimiter: …, quote: …, encoding: …}}")
+        raise ConfigError(f"csv is {given!r}: write csv: {{{': …, '.join(KEYS)}: …}}")
     for key, value in given.items():
         if key not in KEYS:
             raise ConfigError(f"csv has no {key!r}: {did_you_mean(key, KEYS)}")

@@ -212,6 +212,7 @@ def identity_of(name: str, files: Sequence[StoredObject]) -> Mapping[str, Any]:
 
 README = "README.md"
 _FRONT_MATTER = re.compile(rb"\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(\r?\n|$)", re.DOTALL)
+_TABLE_OF_SPLIT = re.compile(r"(?:.*/)?annotations/(\w+)_(?:train|val|test)\d{4}\.json")
 _SHOWN = 10  # configurations in an error message
 
 Configurations = Mapping[str, Mapping[str, str | None]]  # name -> key of a file -> its split, or None if unknown
@@ -230,7 +231,10 @@ def configurations_of(keys: Iterable[str], readme: bytes | None) -> Configuratio
         return described
     found: dict[str, dict[str, str | None]] = {}
     for key in shown:
-        folder = "" if named_format(key)[0] in (None, "text", "images") else _folder_of_splits(key)
+        if table := _TABLE_OF_SPLIT.fullmatch(key):  # COCO's captions_train2017.json
+            folder = table[1]
+        else:
+            folder = "" if named_format(key)[0] in (None, "text", "images") else _folder_of_splits(key)
         if folder:
             found.setdefault(folder, {})[key] = None
     return found
@@ -247,10 +251,14 @@ def files_of_configuration(
     wanted = spec.config
     shown = ", ".join(list(configurations)[:_SHOWN]) + (", …" if len(configurations) > _SHOWN else "")
     if wanted is None and len(configurations) > 1:
-        one, all_of_them = (quote(spec.folder_text(config=name)) for name in (next(iter(configurations)), ALL))
+        first, files_of_first = next(iter(configurations.items()))
+        several = sorted({str(split or split_of(key)) for key, split in files_of_first.items()}, key="train".__ne__)
+        split = {"split": several[0]} if len(several) > 1 and not spec.split else {}
+        one, all_of_them = (quote(spec.folder_text(config=name, **split)) for name in (first, ALL))
+        is_mixed = any(map(_TABLE_OF_SPLIT.fullmatch, files_of_first))  # captions and boxes are rows of two kinds
         raise DataError(
-            f"{spec.path}: holds {len(configurations)} configurations, {shown}: name one, as {one}, or all of them, as "
-            f"{all_of_them}"
+            f"{spec.path}: holds {len(configurations)} configurations, {shown}: name one, as {one}"
+            f"{'' if is_mixed else f', or all of them, as {all_of_them}'}"
         )
     if wanted not in (None, ALL, *configurations):
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,17 @@ from .specs import ROW_KEYS, SETTING_KEYS, Spec, parse_spec, resolved, settings_
 LISTS = (".yaml", ".yml")
 DATASET_INFO = "dataset_info.json"  # the end of the name of LLaMA-Factory's lists
 SOURCE_KEYS = ("path", "data_folder", "data_type")  # LMMS Engine's names
+OF_EXAMPLES = rb"(?s)(.*\n)?seed_examples\s*:"  # beginning of InstructLab's qna.yaml, a file of rows
 YAML_KEYS = (*SOURCE_KEYS, *SETTING_KEYS)
 
 
 def is_list(spec: Spec) -> bool:
     """Return whether a spec names a local list, by its name or the requested format."""
     is_named = Path(spec.path).suffix.lower() in LISTS or spec.format == "yaml"
-    return is_named and not spec.is_hub and not spec.is_remote
+    if not is_named or spec.is_hub or spec.is_remote:
+        return False
+    path = Path(spec.path)
+    return spec.format is not None or not path.is_file() or re.match(OF_EXAMPLES, path.read_bytes()) is None
 
 
 def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> list[Spec]:

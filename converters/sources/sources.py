@@ -18,7 +18,7 @@ from ...types import StoredObject
 from .detect import FORMATS, QUOTES, check_format, named_format, reads_ranges
 from .files import Fetch, StoredFile
 from .folders import FolderTable, MakeUnit, TableWithColumns, columns_of, image_unit, text_unit
-from .hub import HubDataset, HubSpec, rows_of_split
+from .hub import HubDataset, HubSpec, SavedTable, only_split, rows_of_split, saved_kind
 from .listing import (
     README,
     check_numbered,
@@ -35,8 +35,8 @@ from .listing import (
     without_target,
 )
 from .lists import DATASET_INFO, LISTS, dataset_info_specs, is_dataset_info, is_list, yaml_specs
+from .manifests import ManifestTable, Tables, folder_of, manifests_in
 from .mds import DatasetFiles, StoredSource, StoredTable, datasets_below, read_ids
-from .saved_datasets import SavedTable, only_split, saved_kind
 from .specs import Spec, glob_base, glob_pattern, is_there, literal_prefix, parent_and_key, parse_spec
 from .table import USUAL, Delimited, Location, Table, TableSource, limited
 from .units import UNIT_BYTES, NoRowsError, Source
@@ -52,6 +52,7 @@ def open_sources(
     refused: Callable[[str, DataError], None] | None = None,
     ids: Path | None = None,
     target: str | None = None,
+    media_root: str | None = None,
 ) -> list[Source]:
     """Return the sources of the specs, in order; files of folders and globs are sorted by name. Sources stay.
 
@@ -66,7 +67,7 @@ def open_sources(
     unit, or a function of the bytes of a source; the cuts depend on it. refused: receives the name and the error of
     each unreadable file of a folder or glob; without it the error is raised. ids: file of the sample ids to read of the
     only source, an MDS dataset; see read_ids. target: place of the dataset to write; its files are left out of a folder
-    or glob around it.
+    or glob around it. media_root: the user's folder of media.
 
     Raise DataError for empty, unknown or contradictory sources, StorageError for missing or unreadable sources. Files
     in object stores are opened at their turn, and `units` raises their errors. Units read ranges of a stored file if
@@ -74,7 +75,7 @@ def open_sources(
     """
     check_format(format)
     units = unit_bytes if callable(unit_bytes) else lambda num_bytes: unit_bytes
-    opener = Opener(scratch, units, delimited, refused, target)
+    opener = Opener(scratch, units, delimited, refused, target, media_root)
     for each in specs:
         if not isinstance(each, str | Spec):
             opener.sources.append(each)
@@ -98,7 +99,13 @@ class Opener:
     """Collects the sources of specs."""
 
     def __init__(
-        self, scratch: Path, unit_bytes: UnitBytes, delimited: Delimited, refused: _Refused, target: str | None
+        self,
+        scratch: Path,
+        unit_bytes: UnitBytes,
+        delimited: Delimited,
+        refused: _Refused,
+        target: str | None,
+        media_root: str | None,
     ):
         self.sources: list[Source] = []
         self._scratch = scratch
@@ -106,6 +113,7 @@ class Opener:
         self._delimited = delimited
         self._refused = refused
         self._target = target
+        self._media_root = media_root
         self._stores: dict[str, Storage] = {}
 
     def open(self, spec: Spec) -> None:
@@ -185,18 +193,21 @@ class Opener:
                 if not spec.nor_text:
                     raise
                 raise type(error)(f"{spec.path} does not exist{spec.nor_text}: {error}") from error
-            self._open_file(spec, store, described, name=spec.path)
+            if not self._open_manifest(spec, store, [described], None):
+                self._open_file(spec, store, described, name=spec.path)
 
     def _open_local(self, spec: Spec) -> None:
         path = Path(spec.path)
         if not path.is_dir():
+            store = LocalStorage(path.parent)
+            if self._open_manifest(spec, store, [store.stat(path.name)], None):
+                return
             if is_list(spec):
                 self._open_list(spec)
                 return
             if spec.format is None and is_dataset_info(path):
                 self._open_described(spec)
                 return
-            store = LocalStorage(path.parent)
             self._open_file(spec, store, store.stat(path.name), name=spec.path)
             return
         kind = saved_kind(path)
@@ -318,7 +329,11 @@ class Opener:
             )
         readme = store.read(README) if any(file.key == README for file in files) else None
         configurations = configurations_of([file.key for file in files], readme)
+        listed = files
         files, told = files_of_configuration(spec, files, configurations)
+        shown = [file for file in files if is_shown(file.key) or file.key.endswith("_annotations.coco.json")]
+        if self._open_manifest(spec, store, shown, listed):
+            return
         chosen = data_files(spec.path, files, insisted=spec.format)
         format = spec.format or named_format(chosen[0].key)[0]
         are_rows = format in FOLDER_FORMATS
@@ -326,6 +341,37 @@ class Opener:
         check_numbered(spec.path.rstrip("/"), chosen)
         check_once(spec.path.rstrip("/"), chosen)
         self._open_files(spec, store, chosen, base=spec.path.rstrip("/"))
+
+    def _open_manifest(
+        self, spec: Spec, store: Storage, files: Sequence[StoredObject], listed: Sequence[StoredObject] | None
+    ) -> bool:
+        """Add the rows of manifests among files; return False without manifests. listed: the files around them."""
+        if spec.format or spec.key:
+            return False
+        root = spec.folder or spec.settings.rows.get("media_root") or self._media_root
+        tables = Tables(store=store, listed=listed, media_root=root, split=spec.split)
+        if (found := manifests_in(tables, [file.key for file in files])) is None:
+            return False
+        manifest, keys = found
+        if listed is None:
+            _refuse_choice(spec)
+        chosen = [file for file in files if file.key in keys]
+        if not manifest.holds_splits:
+            chosen = files_of_split(spec, chosen, several="each of them as a source of its own")
+        keys, needs = [file.key for file in chosen], manifest.needs
+        joined = [store.stat(key) for each in keys if needs and not (key := needs(folder_of(each), each)).endswith("/")]
+        num_bytes = sum(file.num_bytes for file in chosen)
+        name = spec.path.rstrip("/") + (f"/{keys[0]}" if listed is not None and len(keys) == 1 else "")
+        location = self._location(Path(), spec, name=name, num_bytes=num_bytes)
+        self._add(
+            spec,
+            partial(ManifestTable, location, manifest, tables, keys),
+            location,
+            identity=identity_of(name, [*chosen, *joined]),
+            num_bytes=num_bytes,
+            files=_local_files(store, [*chosen, *joined]),
+        )
+        return True
 
     def _open_files(self, spec: Spec, store: Storage, files: Sequence[StoredObject], *, base: str) -> None:
         kinds = {spec.format or named_format(file.key)[0] for file in files}
@@ -441,7 +487,10 @@ class Opener:
         files: Sequence[Path] = (),
     ) -> None:
         if spec.settings.delimited is not None:  # the settings decide the rows
-            identity = {**identity, "csv": asdict(spec.settings.delimited)}
+            settings = {
+                key: value for key, value in asdict(spec.settings.delimited).items() if key != "header" or value
+            }
+            identity = {**identity, "csv": settings}
         if spec.settings.rows:  # and the samples
             identity = {**identity, "settings": json.loads(json.dumps(spec.settings.rows, default=asdict))}
         source = (TableSource if dataset is None else StoredSource)(

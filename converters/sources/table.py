@@ -34,12 +34,14 @@ class Delimited:
     """Settings of CSV and TSV; None for the default of the format.
 
     delimiter: between fields. quote: around fields, "" for none. encoding: Python's name of the text's encoding
-    (default: UTF-8).
+    (default: UTF-8). header: names of the columns of a file without a header; () if the first row is the header,
+    whatever it holds.
     """
 
     delimiter: str | None = None
     quote: str | None = None
     encoding: str | None = None
+    header: tuple[str, ...] | None = None
 
     @property
     def is_utf8(self) -> bool:

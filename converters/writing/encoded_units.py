@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,6 +48,8 @@ OnError = Literal["fail", "skip"]
 _Found = tuple[Sample | DataError, Measured | DataError]  # sample to store, and its measured length
 _NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # length without a processor
+NONE_FITS = " (none of the first rows fits)"
+_LOOK_ROWS = 100  # rows after a row that does not fit, which show whether any row fits
 _PROCESS_EACH = 1000  # n: 1 of n rows is processed, other rows are only measured
 
 
@@ -201,7 +204,9 @@ class _Encoding:
         self._is_full = encoder.limit == 0
 
     def samples(self) -> Iterator[bytes]:
-        """Yield the bytes of the kept samples."""
+        """Yield the bytes of the kept samples. A row that ends the unit is noted with NONE_FITS if no row of the unit's
+        first rows fits.
+        """
         rows, of_row = self._unit.rows(), list[_Found]()
         try:
             with disk_errors(self._source_name):
@@ -213,11 +218,16 @@ class _Encoding:
                 )
                 grouped = groups(mapped, num_bytes=lambda item: sample_bytes(item[1]))
                 for group in grouped if self._measures is not None else ([item] for item in mapped):
-                    measured = self._measured([sample for _, sample, _ in group])
-                    for (row, _, is_last), sample_and_length in zip(group, measured, strict=True):
-                        of_row.append(sample_and_length)
+                    measured = [*self._measured([sample for _, sample, _ in group])]
+                    for number, (row, _, is_last) in enumerate(group, start=1):
+                        of_row.append(measured[number - 1])
                         if is_last:
                             yield from self._kept(row, of_row)
+                            if self.has_failed and not self._sizes:
+                                later = self._measured([sample for _, sample, _ in islice(mapped, _LOOK_ROWS)])
+                                pairs = chain(measured[number:], later)
+                                if all(any(isinstance(each, DataError) for each in pair) for pair in pairs):
+                                    self._rejects = [(at, f"{reason}{NONE_FITS}") for at, reason in self._rejects]
                             if self.has_failed or self._is_full:
                                 return
                             of_row = []

@@ -26,7 +26,7 @@ from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 from ..rows.options import SchemaOptions
 from ..sources.units import Row, Source
-from .encoded_units import UnitEncoder, UnitTask
+from .encoded_units import NONE_FITS, UnitEncoder, UnitTask
 from .reading import FetchTask, Part, Reading
 from .shards import ShardTask
 from .unit_files import EncodedUnit, about_path, failed_path, samples_path, temporary_beside
@@ -64,6 +64,8 @@ class UnitKeeper:
         for path in (samples_path, failed_path):
             path(encoder.folder, number).unlink(missing_ok=True)
         where = f"row {row + 1} of unit {task.index}" if task.index else f"{self.first_rows[task.source] + row + 1}"
+        if reason.endswith(NONE_FITS):
+            raise RowError(f"{task.source_name}:{where}: {reason}")
         raise RowError(
             f"{task.source_name}:{where}: {reason} (or pass --on-error skip to leave such rows out; the command that "
             "joins the parts then lists the rows by their numbers in the files)"

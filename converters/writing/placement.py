@@ -13,7 +13,7 @@ from ...mds.provenance import packed_rows
 from ..stored.row_counts import RowCounts, Unread, joined_unread, unread_of
 from .documents import MADE, Concatenation
 from .dropped_rows import DroppedRows, Dropping, without
-from .encoded_units import OnError, UnitTask
+from .encoded_units import NONE_FITS, OnError, UnitTask
 from .encoding import ShardFormat
 from .reading import Reading
 from .shards import Cut, Output, ShardTask
@@ -102,6 +102,9 @@ class Placement:
         rejects = reading.rejects(task, encoded)
         if rejects and self._options.on_error == "fail":
             source, row, reason = rejects[0]
+            if reason.endswith(NONE_FITS) and not self.num_samples:
+                raise RowError(f"{source}:{row}: {reason}")
+            reason = reason.removesuffix(NONE_FITS)
             raise RowError(f"{source}:{row}: {reason} (or pass --on-error skip to leave such rows out)")
         self.rejects += rejects
         num_duplicates = int((~is_kept & ~np.isin(encoded.rows, numbers)).sum())

@@ -318,8 +318,8 @@ def from_anywhere(target: Storage) -> Storage:
 
 _CHANGES_NOTHING = ("unit_bytes", "units", *MAY_CHANGE)  # no effect on the output while no row is rejected
 _OF_ONE_CONVERSION = (  # options of each conversion that grows a dataset
-    "sources", "format", "quote", "delimiter", "encoding", "limit", "shuffle_seed", "split_seed", "shard_bytes",
-    "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
+    "sources", "format", "quote", "delimiter", "encoding", "header", "limit", "shuffle_seed", "split_seed",
+    "shard_bytes", "compression", "num_shards", "samples_per_shard", "drop", "version of lmms_stream",
 )  # fmt: skip
 
 

@@ -160,6 +160,7 @@ def _options(options: argparse.Namespace) -> ConvertOptions:
         dedup=options.dedup,
         delimiter=options.delimiter,
         encoding=options.encoding,
+        header=options.header,
         drop_tail=options.drop_tail,
         concat=options.concat,
         drop=options.drop,

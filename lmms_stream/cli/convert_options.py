@@ -187,6 +187,11 @@ def _add_csv(group: Group) -> None:
         "TSV",
     )
     group.add_argument("--encoding", metavar="NAME", help="decode as NAME: latin-1, utf-16, …; default: utf-8")
+    group.add_argument(
+        "--header",
+        metavar="NAMES",
+        help="name the columns of a file without a header: id,text; first: the first row names the columns",
+    )
 
 
 def _add_media(group: Group) -> None:

@@ -407,3 +407,11 @@ def test_names_of_columns_do_not_steer_the_terminal(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "columns [/b], \\x1b[2J, [red] fit no kind of rows" in result.stderr
     assert "\x1b" not in result.stderr
+
+
+def test_skipping_rows_is_advised_only_if_one_of_the_first_rows_fits(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    for others, wanted in (([False] * 3, r"\(none of the first rows fits\)$"), ([False, "b"], SKIP_TOO)):
+        source.write_text("".join(json.dumps({"question": "q", "answer": each}) + "\n" for each in [True, *others]))
+        with pytest.raises(DataError, match=rf"a\.jsonl:1: column 'answer' must hold text, found bool: .*{wanted}"):
+            convert([source], str(tmp_path / "out"), num_workers=1, overwrite=True)

@@ -47,7 +47,7 @@ def test_bytes_of_another_type_are_refused_with_what_each_type_makes_of_them(dty
     with pytest.raises(DataError, match=r"holds bytes, which are read as int64 .*token_encoding_type") as raised:
         convert([source], str(tmp_path / "out"), num_workers=1, schema=SchemaOptions(**SCHEMA))
     assert f"as '{dtype}' [0, 1, 2, …]" in str(raised.value)
-    made = re.search(r"by (row \| .*\}) \(or pass", str(raised.value))
+    made = re.search(r"by (row \| .*\}) \(none of the first rows fits", str(raised.value))
     assert made is not None
     decode = made[1].replace("TYPE", repr(dtype))
     (tmp_path / "decode.py").write_text(f"import numpy\n\ndef decode(row):\n    return {decode}\n")

@@ -12,7 +12,7 @@ import pytest
 from lmms_stream.converters.convert import convert
 from lmms_stream.converters.rows.mapper import find_mapper
 from lmms_stream.converters.rows.options import SchemaOptions
-from lmms_stream.errors import DataError
+from lmms_stream.errors import DataError, EmptyRowError
 from streaming import StreamingDataset
 
 from ..media_files import image_bytes
@@ -194,6 +194,12 @@ def test_equal_answers_are_no_pair_and_counted_as_rows_that_do_not_fit() -> None
         ({"question": "q", "options": [{"A": "a"}, {"B": "b"}], "answer": "A"}, ["q\n\nA. a\nB. b", "A. a"]),
         ({"question": "is it a or b?", "options": ["a", "b"], "answer": "b"}, ["is it a or b?", "b"]),
         ({"video": None, "QA": [{"i": "i", "q": "q", "a": "a"}, {"q": "r", "a": "b"}]}, ["i\nq", "a", "r", "b"]),
+        ({"passage": "c", "question": "q", "answer": False}, ["c\n\nq", "no"]),
+        ({"passage": "c", "question": "q", "answer": True}, ["c\n\nq", "yes"]),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": 1, "hint": "h", "solution": "because of it"},
+            ["h\nq\n\nA. a\nB. b", "B. b"],
+        ),
         ({"question": "q", "reasoning": "t", "answer": "a"}, ["q", "a"]),
         ({"question": "q", "thinking_trajectories": ["t", "u"], "attempt": "a", "solution": "s"}, ["q", "a"]),
     ],
@@ -215,6 +221,27 @@ def test_numbered_images_take_their_places() -> None:
         DataError, match=r"the messages have the places <image_01>, <image_00>, and image <image_00>, .*2>"
     ):
         find_mapper([row], SchemaOptions())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"images": [image_bytes(), None, None, None], "texts": [None, "a", None, "b"], "metadata": "[]"},
+        {"text_list": ["a", "b"], "image_info": [{"image_name": image_bytes(), "matched_text_index": 0}]},
+    ],
+    ids=["OBELICS", "MMC4"],
+)
+def test_documents_of_texts_and_images_are_an_answer_with_images_at_their_places(row: Row) -> None:
+    (answer,) = stored(row)
+    assert answer["role"] == "assistant"
+    assert [part.get("text", part["type"]) for part in answer["content"]] == ["image", "a b"]
+
+
+def test_a_squad_question_without_an_answer_is_an_empty_row() -> None:
+    row: Row = {"context": "c", "question": "q", "answers": {"text": ["a"], "answer_start": [1]}}
+    mapper = find_mapper([row], SchemaOptions())
+    with pytest.raises(EmptyRowError, match="answers has no text, so nothing would be learnt"):
+        mapper(row | {"answers": {"text": [], "answer_start": []}}, None)
 
 
 def test_tools_and_results_of_hermes_are_written_once() -> None:

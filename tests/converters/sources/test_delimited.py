@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -99,3 +101,48 @@ def test_fields_end_at_what_the_user_names() -> None:
         delimiter="\t", quote="", encoding="utf-16"
     )
     assert delimited() == table.USUAL
+
+
+NO_HEADER = {
+    "a.tsv": ("Good day to you.\tBonjour.\nYes.\tOui.\n", "prompt", "Good day to you."),
+    "b.tsv": ("im/0.png\tA red cat.\nim/1.png\tA dog.\n", "text", "A red cat."),
+    "c.csv": ("3,Oil soars,Prices are up\n1,Rain falls,It is wet\n", "prompt", "Oil soars"),
+    "d.csv": ('id1|One, two, three|"x\nid2|Four five|y\n', "prompt", "One, two, three"),
+    "e.tsv": ("good film\tpos\nbad film\tneg\nfine film\tpos\nodd film\tpos\n", "prompt", "good film"),
+}
+
+
+@pytest.mark.parametrize("name", NO_HEADER)
+def test_a_first_row_of_values_is_refused_with_options_that_read_it(name: str, tmp_path: Path) -> None:
+    content, column, wanted = NO_HEADER[name]
+    path = write(tmp_path / name, content.encode())
+    with pytest.raises(DataError, match=r"its first row is to name the columns, and .* looks like a value: ") as raised:
+        rows_of(path)
+    words = re.search(r"pass (--header .*) to name", str(raised.value))
+    assert words is not None
+    pairs = shlex.split(words[1])
+    options = {key.removeprefix("--"): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    rows = rows_of(path, **options)
+    assert (len(rows), rows[0][column]) == (content.count("\n"), wanted)  # type: ignore[index]
+    assert len(rows_of(path, header="first")) == len(rows) - 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["0,1\na,b\n", "text,label\ntext,pos\n", "Why is it so?,answer\na,b\n", "2019,2020\na,b\n", "x,y\n1,2\n",
+     "id,text\nid,text\n1,a\n", "a,b\n1\n2,3\n"],
+)  # fmt: skip
+def test_names_of_columns_are_taken_for_a_header(content: str, tmp_path: Path) -> None:
+    rows = [row for row in rows_of(write(tmp_path / "a.csv", content.encode())) if isinstance(row, dict)]
+    assert [*rows[0]] == content.split("\n")[0].split(",")
+
+
+def test_a_header_in_quotes_may_have_a_line_break(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", b'"Question\n(text)",Answer\nq,a\n')
+    assert rows_of(path) == [{"Question\n(text)": "q", "Answer": "a"}]
+
+
+@pytest.mark.parametrize("header", ["a,a", "a,,b", ""])
+def test_a_header_names_each_column_once(header: str) -> None:
+    with pytest.raises(ConfigError, match=r"header '.*' does not name each column once: write NAME,NAME, or first"):
+        delimited(header=header)

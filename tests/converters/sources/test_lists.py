@@ -196,7 +196,10 @@ def test_media_start_from_the_folder_that_an_entry_names(tmp_path: Path) -> None
         ({"weight": -1}, "entry 1 of datasets: weight is -1: expected a share of the tokens, above 0"),
         ({"csv": {"sep": ";"}}, "entry 1 of datasets: csv has no 'sep'"),
         ({"csv": {"quote": 3}}, "entry 1 of datasets: csv.quote is 3: expected text"),
-        ({"csv": ";"}, r"entry 1 of datasets: csv is ';': write csv: \{delimiter: …, quote: …, encoding: …\}"),
+        (
+            {"csv": ";"},
+            r"entry 1 of datasets: csv is ';': write csv: \{delimiter: …, quote: …, encoding: …, header: …\}",
+        ),
         ({"csv": {"delimiter": ";"}}, "is jsonl, and csv says how CSV and TSV are written: leave csv out of its entry"),
         ({"split": "train"}, "only a folder has configurations and splits"),
     ],

@@ -17,9 +17,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ....converters.sources.hub import HubSpec
+from ....converters.sources.hub import HubSpec, saved_kind
 from ....converters.sources.lists import YAML_KEYS, entry_spec, list_entries
-from ....converters.sources.saved_datasets import saved_kind
 from ....converters.sources.sources import open_sources
 from ....converters.sources.specs import SETTING_KEYS, Spec, settings_of
 from ....converters.sources.units import Source as OpenedSource
