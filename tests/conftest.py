@@ -45,7 +45,14 @@ S3_BUCKET = "lmms-stream-demo"  # what s3_endpoint makes
 
 
 def pytest_configure() -> None:
-    """Let all processes that tests start log their collectives, in a folder of this process; see tests/guard."""
+    """Let all processes that tests start log their collectives, in a folder of this process; see tests/guard.
+
+    Properties are tried with the same examples in every run, and without limits of time: a busy machine fails none.
+    """
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any load", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any load")
     os.environ[COLLECTIVES] = tempfile.mkdtemp(prefix="collectives-")
     paths = [str(Path(__file__).parent / "guard"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

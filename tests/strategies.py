@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from lmms_stream.plan.order import OrderConfig
 from lmms_stream.plan.packing import Overlong, PackingConfig, PackRange
@@ -23,8 +23,7 @@ def examples(count: int, *, many: int | None = None) -> settings:
 
     many: the number in `make test-long`; four times `count` by default.
     """
-    num = rounds(-(-count // 4), many or 4 * count)
-    return settings(deadline=None, max_examples=num, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    return settings(max_examples=rounds(-(-count // 4), many or 4 * count))
 
 
 def seeds() -> st.SearchStrategy[int]:

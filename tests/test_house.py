@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import hypothesis
 import pytest
 
 from . import house
@@ -74,3 +75,9 @@ def test_a_request_enters_no_more_files_than_it_did() -> None:
     for name, figures in walked.items():
         for figure, value in figures.items():
             assert value <= BASELINES[f"{name}: {figure}"], "python -m tests.walk --list names the functions"
+
+
+def test_properties_have_no_limit_of_time() -> None:
+    """Hypothesis fails tests that are slow on a busy machine, by default."""
+    assert hypothesis.settings().deadline is None
+    assert hypothesis.HealthCheck.too_slow in hypothesis.settings().suppress_health_check

@@ -113,9 +113,10 @@ def joined_text(parts: Sequence[dict[str, Any]]) -> JoinedText:
     """Join the text of a message's parts; DataError for media."""
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
+        name = "audio" if kinds == {"audio"} else "omni" if "audio" in kinds else "vision"
         raise DataError(
             f"a message holds {', '.join(sorted(kinds))}, which the chat processor does not read: take the processor "
-            "of media of a model's folder, with --processor vision --tokenizer FOLDER or processor: {type: vision, "
+            f"of media of a model's folder, with --processor {name} --tokenizer FOLDER or processor: {{type: {name}, "
             "path: FOLDER}"
         )
     return JoinedText.of(parts)

@@ -143,7 +143,7 @@ def test_spans_are_the_tokens_that_have_their_bytes(name: str, monkeypatch: pyte
     ours = fast(tokenizer)
     num_compared = 0
 
-    @settings(max_examples=rounds(100, 2000), deadline=None)
+    @settings(max_examples=rounds(100, 2000))
     @given(text=texts.map("".join).filter(bool), data=st.data())
     def check(text: str, data: st.DataObject) -> None:
         nonlocal num_compared

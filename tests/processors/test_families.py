@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors.families.family import Family
@@ -58,7 +58,6 @@ def family_in(folder: Path, **settings: Any) -> Family:
     return family_of(files).of(files, MediaSettings(**settings), tokenizer.convert_tokens_to_ids)
 
 
-@settings(deadline=None)
 @given(size=sizes, limits=st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), patch_size=st.sampled_from((14, 16)))
 def test_images_get_the_size_that_transformers_gives_them(
     size: tuple[int, int], limits: tuple[int, int], patch_size: int
@@ -73,7 +72,6 @@ def test_images_get_the_size_that_transformers_gives_them(
         assert fitting(*size, vision) == expected
 
 
-@settings(deadline=None)
 @given(size=st.tuples(st.integers(32, 2000), st.integers(32, 2000)), num_frames=st.integers(2, 800))
 def test_frames_of_qwen3_vl_get_the_size_that_transformers_gives_them(size: tuple[int, int], num_frames: int) -> None:
     videos = Vision.of({"min_pixels": 4096, "max_pixels": 768 * 32 * 32, "patch_size": 16}, name="")
@@ -98,7 +96,6 @@ def test_frames_of_qwen3_vl_get_the_size_that_transformers_gives_them(size: tupl
     assert "frame_max_pixels" not in family.description
 
 
-@settings(deadline=None)
 @given(total=st.integers(2, 5000), fps=st.sampled_from((1.0, 10.0, 23.976, 24.0, 29.97, 30.0, 60.0)))
 def test_frames_are_as_many_as_transformers_takes(total: int, fps: float) -> None:
     metadata = VideoMetadata(total_num_frames=total, fps=fps)

@@ -43,6 +43,8 @@ def test_text_parts_are_read_as_their_text(chat_processor: ChatProcessor) -> Non
         DataError, match=r"image, which the chat processor does not read: take .* \{type: vision, path: FOLDER\}"
     ):
         chat_processor.measure(chat(("user", [{"type": "image", "span": [0, 1]}]), ("assistant", "x")))
+    with pytest.raises(DataError, match=r"with --processor audio --tokenizer FOLDER"):
+        chat_processor.measure(chat(("user", [{"type": "audio", "span": [0, 1]}]), ("assistant", "x")))
 
 
 def test_the_fingerprint_changes_with_the_tokenizer_and_the_template_alone(tokenizer: Path) -> None:

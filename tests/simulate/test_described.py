@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.__main__ import main
 from lmms_stream.errors import ConfigError
@@ -47,7 +47,6 @@ def test_a_block_has_the_packs_that_are_told_of_it_or_a_few_more(overlong: Any, 
     nodes=st.integers(1, 4),
     seed=st.integers(0, 9),
 )
-@settings(deadline=None)
 def test_totals_before_a_position_are_those_of_the_samples_before_it(sizes: list[int], nodes: int, seed: int) -> None:
     total = sum(sizes)
     values = np.random.default_rng(seed).integers(0, 100, total)

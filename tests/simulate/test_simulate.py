@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lmms_stream.__main__ import main
 from lmms_stream.errors import ConfigError
@@ -48,7 +48,6 @@ def dataset_of(folder: Path, *, canonical_nodes: int = 4, block: int = 150, shuf
     )
 
 
-@settings(deadline=None)  # the first one compiles
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(20, 60), st.lists(st.integers(0, 9), unique=True))
 def test_what_is_needed_last_gives_way_then_what_was_used_least_recently(
     shards: list[int], limit: int, victims: list[int]

@@ -11,6 +11,9 @@ import pytest
 import torch
 from lmms_stream.config import load_config
 from lmms_stream.errors import CheckpointError, ConfigError
+from lmms_stream.tools.ledger.opening import open_history
+from lmms_stream.tools.watch.source import open_run
+from lmms_stream.train.checkpoint.export import export_checkpoint
 from lmms_stream.train.checkpoint.saving import LOCK_NAME, STAGING_NAME, RunOwner
 from lmms_stream.train.launch import RUN_LENGTHS, prepare
 from lmms_stream.train.run_config import RunConfig
@@ -51,6 +54,16 @@ def test_a_build_ahead_of_train_changes_nothing_of_another_run_in_the_output_dir
     assert {path: each for path, each in files().items() if path.name != LOCK_NAME} == {
         path: each for path, each in before.items() if path.name != LOCK_NAME
     }
+
+
+def test_commands_that_get_the_output_dir_find_the_checkpoints_of_a_checkpoint_dir_elsewhere(run: Path) -> None:
+    last, output = run.parent / "kept" / "step-00000002", run.parent / "default"
+    trainer_of(run, f"train.checkpoint_dir={last.parent}").train()
+    assert (open_history(str(output)).where, open_run(output).saved) == (str(last), [last])
+    with pytest.raises(CheckpointError, match=f"default is not a checkpoint: name one of {last}"):
+        export_checkpoint(output, run.parent / "exported")
+    trainer_of(run, "train.max_steps=1").train()  # of another run in the folder, with its checkpoints there
+    assert open_history(str(output)).stop == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ...plan.left_out import LeftOut
 from ...plan.packing import PackRange
 from ...plan.windows import WindowedMixture
 from ...storage.storage import open_storage
-from ...train.checkpoint.store import Checkpoint, checkpoints_url, open_target, read_checkpoint, split_path
+from ...train.checkpoint.store import Checkpoint, checkpoints_of, open_target, read_checkpoint, split_path
 from ...train.report.train_log import (
     DIGESTS_NAME,
     LOG_NAME,
@@ -120,7 +120,7 @@ def _find(run: str) -> Checkpoint:
     folder, step = split_path(run)
     if step is not None:
         return read_checkpoint(open_storage(folder), step)
-    for url in (checkpoints_url(run, None), run):
+    for url in (checkpoints_of(run), run):
         target = open_target(url, staging=Path())  # nothing is fetched
         if steps := target.candidates():
             return read_checkpoint(target.storage, steps[-1])

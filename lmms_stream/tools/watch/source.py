@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...config import load_mapping
 from ...errors import ConfigError, DataError
 from ...storage.failures import disk_errors
-from ...train.checkpoint.store import COMPLETE_NAME, STATE_NAME, checkpoints_url, step_of
+from ...train.checkpoint.store import COMPLETE_NAME, STATE_NAME, checkpoints_of, checkpoints_url, step_of
 from ...train.report.train_log import LOG_NAME, record_of
 
 _CONFIGS = (".yaml", ".yml", ".json")
@@ -59,7 +59,8 @@ def open_run(path: Path) -> RunSource:
             raise DataError(
                 f"{path}: no run found: name the output_dir of a started run, its {LOG_NAME}, or its YAML file"
             )
-    checkpoints = Path(checkpoints_url(str(folder), None))
+    kept_at = checkpoints_of(str(folder))
+    checkpoints = None if "://" in kept_at else Path(kept_at)
     return RunSource(name=str(path), log=folder / LOG_NAME, checkpoints=checkpoints, settings=None, datasets={})
 
 

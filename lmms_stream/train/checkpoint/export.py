@@ -25,13 +25,13 @@ from .export_adapter import save_adapter, write_adapter
 from .store import (
     ADAPTER_NAME,
     BASE_CONFIGS,
-    CHECKPOINTS_NAME,
     METADATA_NAME,
     MODEL_FOLDER,
     TIED,
     Checkpoint,
     Dtype,
     Target,
+    checkpoints_of,
     folder_name,
     open_target,
     read_checkpoint,
@@ -158,8 +158,8 @@ def export_checkpoint(
 
 
 def _those_of(run: str) -> str:
-    """Return a remedy with the checkpoints of a run: in this folder, or in the folder of checkpoints below."""
-    for folder in (run.rstrip("/"), f"{run.rstrip('/')}/{CHECKPOINTS_NAME}"):
+    """Return a remedy with the checkpoints of a run: in this folder, or of the run with this output_dir."""
+    for folder in (run.rstrip("/"), checkpoints_of(run)):
         with TemporaryDirectory() as staging:
             steps = open_target(folder, staging=Path(staging)).candidates()
         if steps:

@@ -33,7 +33,7 @@ from ..run.settings import Datasets, TrainConfig
 from .checkpoint import Checkpointer
 from .export import check_out, export_checkpoint, is_own_code, model_files, save_folder
 from .resume import Resumable
-from .store import MODEL_FOLDER, Checkpoint, checkpoints_url, folder_name
+from .store import MODEL_FOLDER, Checkpoint, checkpoints_url, folder_name, link_checkpoints
 from .tensors import NOTHING
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class RunSaver:
                 check_out(self._export_average)
 
     def __enter__(self) -> RunSaver:
+        if self._checkpointer.rank == 0:
+            link_checkpoints(Path(self._args.output_dir), self._args.checkpoint_dir)
         self._checkpointer.__enter__()
         return self
 

@@ -392,11 +392,28 @@ BASE_CONFIGS = ("config.json", "generation_config.json")
 # Paths and URLs of checkpoints, in settings of runs and arguments of users.
 
 CHECKPOINTS_NAME = "checkpoints"  # in the output_dir, without a checkpoint_dir
+LINK_NAME = "_checkpoint_dir"  # in the output_dir, with a checkpoint_dir: a file with its folder or URL
 
 
 def checkpoints_url(output_dir: str, checkpoint_dir: str | None) -> str:
     """Return the folder or URL of a run's checkpoints, by the run's settings."""
     return checkpoint_dir or str(Path(output_dir) / CHECKPOINTS_NAME)
+
+
+def link_checkpoints(output_dir: Path, checkpoint_dir: str | None) -> None:
+    """Write the place of a run's checkpoints to the output_dir, for checkpoints_of."""
+    link = output_dir / LINK_NAME
+    if checkpoint_dir is None:
+        link.unlink(missing_ok=True)
+    else:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        link.write_text(checkpoint_dir if "://" in checkpoint_dir else str(Path(checkpoint_dir).absolute()))
+
+
+def checkpoints_of(output_dir: str) -> str:
+    """Return the folder or URL of the checkpoints of a started run."""
+    link = Path(output_dir, LINK_NAME)
+    return link.read_text().strip() if link.is_file() else f"{output_dir.rstrip('/')}/{CHECKPOINTS_NAME}"
 
 
 def split_path(checkpoint: str) -> tuple[str, int | None]:
