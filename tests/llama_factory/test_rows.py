@@ -291,7 +291,7 @@ def test_rows_of_v1_are_stored_as_openais(case: str, tmp_path: Path) -> None:
     ("message", "error"),
     [
         (v1("user", part("tool_call", json.dumps(CALL))), "a part of type 'tool_call' must hold text of the assistant"),
-        (v1("assistant", part("tool_call", "{}"), tool_calls=CALLS), "in a message without tool_calls"),
+        (v1("assistant", part("tool_call", json.dumps(CALL)), tool_calls=CALLS), "in a message without tool_calls"),
         (v1("assistant", part("tool_call", "no JSON")), "of type 'tool_call'.* holds text that is not JSON"),
         (v1("assistant", part("tool_call", '{"arguments": {}}')), "a function call must be an object with a name"),
         (v1("assistant", part("text", "a"), loss_weight=0.5), "loss_weight 0.5, expected 0, 1"),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import xxhash
 
 from ...errors import CheckpointError, ObjectMissingError
+from ...storage.failures import disk_errors
 from ...storage.local import LocalStorage
 from ...storage.storage import Storage, open_storage
 
@@ -403,11 +404,12 @@ def checkpoints_url(output_dir: str, checkpoint_dir: str | None) -> str:
 def link_checkpoints(output_dir: Path, checkpoint_dir: str | None) -> None:
     """Write the place of a run's checkpoints to the output_dir, for checkpoints_of."""
     link = output_dir / LINK_NAME
-    if checkpoint_dir is None:
-        link.unlink(missing_ok=True)
-    else:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        link.write_text(checkpoint_dir if "://" in checkpoint_dir else str(Path(checkpoint_dir).absolute()))
+    with disk_errors(str(link)):
+        if checkpoint_dir is not None:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            link.write_text(checkpoint_dir if "://" in checkpoint_dir else str(Path(checkpoint_dir).absolute()))
+        elif link.is_file():
+            link.unlink()
 
 
 def checkpoints_of(output_dir: str) -> str:
