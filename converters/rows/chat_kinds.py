@@ -356,8 +356,10 @@ def said_by(
     """
     value = fields.get(role)
     listed = unpacked(value) if speaker == "assistant" and fields.get("tools") else None
-    if isinstance(listed, list) and listed and all(
-        isinstance(one, dict) and one.keys() >= _CALL and "role" not in one for one in listed
+    if (
+        isinstance(listed, list)
+        and listed
+        and all(isinstance(one, dict) and one.keys() >= _CALL and "role" not in one for one in listed)
     ):
         return [{"role": speaker, "content": None, "tool_calls": tool_calls(listed, fields.column(role) or role)}]
     if isinstance(value, Mapping):
