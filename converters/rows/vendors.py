@@ -70,6 +70,16 @@ _RESPONSE = re.compile(r"<tool_response>\s*((?:(?!</?tool_response>).)*?)\s*</to
 
 def _of_parts(message: Message, parts: Sequence[Any]) -> list[Message]:
     """Return the messages of a message with parts: results of calls first, then the other parts, if any."""
+    own = [part for part in parts if isinstance(part, dict) and part.get("type") in _OWN_PARTS]
+    has_own_calls = any(part["type"] == "tool_call" for part in own)
+    speaker = str(message.get("role", message.get("from")))
+    is_wrong = usual_role(speaker) in _NOT_CALLING or (has_own_calls and message.get("tool_calls"))
+    texts = [_thought_part(part)["thought"] for part in own if part["type"] != "tool_call"]
+    if own and (is_wrong or not all(isinstance(text, str) for text in texts)):
+        raise DataError(
+            f"a part of type {own[0]['type']!r} must hold text of the assistant, or its calls in a message without "
+            f"tool_calls, found {str(own[0])[:80]!r} of {speaker!r}: correct the row"
+        )
     read = [_part(part) for part in parts]
     if "content" in message and all(one is other for one, other in zip(read, parts, strict=True)):
         return [message]
@@ -79,15 +89,6 @@ def _of_parts(message: Message, parts: Sequence[Any]) -> list[Message]:
     left = [part for part in read if not part.keys() & {"result", "calls", "thought"}]
     if not (left or calls or thoughts):
         return results
-    own = [part for part in parts if part.get("type") in _OWN_PARTS]
-    speaker = str(message.get("role", message.get("from")))
-    is_wrong = usual_role(speaker) in _NOT_CALLING or not all(isinstance(each, str) for each in thoughts)
-    has_own_calls = any(part["type"] == "tool_call" for part in own)
-    if own and (is_wrong or (has_own_calls and message.get("tool_calls"))):
-        raise DataError(
-            f"a part of type {own[0]['type']!r} must hold text of the assistant, or its calls in a message without "
-            f"tool_calls, found {str(own[0])[:80]!r} of {speaker!r}: correct the row"
-        )
     is_text = not own and len(left) == 1 and left[0].keys() == {"type", "text"} and left[0]["type"] == "text"
     is_null = not left and (has_own_calls or not own)
     message = {**message, "content": left[0]["text"] if is_text else None if is_null else left}

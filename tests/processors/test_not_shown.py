@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lmms_stream.errors import DataError
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.lengths import tells_not_shown
+from lmms_stream.processors.lengths import measured_with_media, shown_lengths, tells_not_shown, with_not_shown
 from lmms_stream.processors.multimodal import MultimodalProcessor
 from lmms_stream.processors.not_shown import (
     KINDS,
@@ -295,6 +295,17 @@ def test_a_sample_that_cannot_be_read_is_its_error(tokenizer: Path) -> None:
 
     assert tells_not_shown(chatting(tokenizer, PLAIN))
     assert not tells_not_shown(Other(with_template(tokenizer, PLAIN)))  # it may read samples otherwise
+
+
+@pytest.mark.parametrize("learn", ["all", "last"])
+@pytest.mark.parametrize("template", [PLAIN, WHOLE])
+def test_lengths_and_content_of_one_reading_are_those_of_two(template: str, learn: Any, tokenizer: Path) -> None:
+    processor = ChatProcessor(with_template(tokenizer, template), learn=learn)
+    chats = [CHAT, CHAT[1:2], [CHAT[1], {"role": "assistant", "content": " "}], [CHAT[1], CHAT[-1]], [*CHAT[:-1], {}]]
+    samples = [{"messages": "["}, *(stored(chat, TOOLS) for chat in chats), stored(CHAT[3:])]
+    of_two = with_not_shown(processor, samples, measured_with_media(processor, samples))
+    of_one = shown_lengths(processor, samples)
+    assert [str(each) for each in of_one] == [str(each) for each in of_two]
 
 
 def test_lost_tools_and_calls_are_an_error_and_other_content_is_counted() -> None:
