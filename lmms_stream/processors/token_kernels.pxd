@@ -5,7 +5,7 @@ cimport cython
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *address) noexcept nogil
 
-cdef int FITS, TORN, OTHER_LENGTH, BAD_SPAN, AHEAD, LINE
+cdef int AHEAD, LINE, _FITS, _TORN, _OTHER_LENGTH, _BAD_SPAN
 
 cdef void _prefetch(long long address) noexcept nogil
 cdef long long _uint32(long long address) noexcept nogil

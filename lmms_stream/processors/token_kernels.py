@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # outcomes of a pack; all but FITS come with a segment's number
+_FITS, _TORN, _OTHER_LENGTH, _BAD_SPAN = FITS, TORN, OTHER_LENGTH, BAD_SPAN  # numbers in C
 AHEAD = 2  # number of segments that tokens are prefetched ahead
 LINE = 64  # bytes of a cache line
 
@@ -114,7 +115,7 @@ class Rows:
                        last=cython.longlong, num_tokens=cython.longlong, bounds=cython.longlong, stop=cython.longlong)
         self.segment, count, write = samples.find(), len(self.starts), 0
         if self.segment >= 0:
-            return TORN
+            return _TORN
         for segment in range(count):
             self.segment = segment
             start, length, num_tokens = self.starts[segment], self.lengths[segment], samples.found[segment, 1]
@@ -122,7 +123,7 @@ class Rows:
             if (0 <= self.expected[segment] and self.expected[segment] != num_tokens) or (
                 start + length > num_tokens or write + length > len(self.input_ids)
             ):
-                return OTHER_LENGTH
+                return _OTHER_LENGTH
             if segment + AHEAD < count:
                 following = samples.found[segment + AHEAD, 0] + 4 * self.starts[segment + AHEAD]
                 for line in range((4 * self.lengths[segment + AHEAD] + LINE - 1) // LINE):
@@ -134,7 +135,7 @@ class Rows:
                 span_start, span_stop = _int32(bounds + 8 * span), _int32(bounds + 8 * span + 4)
                 if not (0 <= span_start < span_stop <= num_tokens and last <= span_start):
                     self.value = span
-                    return BAD_SPAN
+                    return _BAD_SPAN
                 last = span_start
             if num_spans:
                 first = min(max(_int32(bounds) - start, 1), length)
@@ -150,7 +151,7 @@ class Rows:
             self.num_loss_tokens[segment] = num_learnt
             write += length
         self.segment = self.value = 0
-        return FITS
+        return _FITS
 
 
 def fill(

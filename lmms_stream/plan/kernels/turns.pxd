@@ -2,7 +2,7 @@
 
 cimport cython
 
-cdef long long NEVER
+cdef long long LAST
 
 cdef long long _eligible(long long lack, long long quota, long long turn, long long least) noexcept nogil
 cdef void _push(long long[:, ::1] heap, long long size, long long key, long long source) noexcept nogil

@@ -18,7 +18,8 @@ import cython
 import numpy as np
 from numpy.typing import NDArray
 
-NEVER = 1 << 62
+LAST = 1 << 62  # a number in C; names of the .pxd are not seen by other modules
+NEVER = LAST
 
 _Numbers = NDArray[np.int64]
 
@@ -27,7 +28,7 @@ def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
     """Return the first turn in which a source lacks at least `least`, at a constant quota; lack: before `turn`."""
     if lack + quota >= least:
         return turn
-    return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else NEVER
+    return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else LAST
 
 
 def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
@@ -122,7 +123,7 @@ class Turns:
                     return turn + waits
                 lack += quota * (stop - turn)
             turn = max(turn, stop)
-        return NEVER
+        return LAST
 
     def update(self, source: int) -> None:
         """Update what a source lacks."""
