@@ -182,8 +182,9 @@ def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _is_same(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column has one value in all rows, and other columns differ."""
     values = [str(value) for row in rows if is_filled(value := value_at(row, name))]
-    return len(values) > 2 and len({*values}) == 1
+    return len(values) > 2 and len({*values}) == 1 and any(row != rows[0] for row in rows)
 
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
