@@ -155,7 +155,7 @@ def test_an_appended_entry_may_have_a_function_of_its_own_and_a_known_one_keeps_
     assert append([listed(tmp_path, first, second)], "out", num_workers=1).num_new_sources == 0
     assert [sample["text"] for sample in PackedStreamingDataset("out")[:]] == ["ONE", "two", "two"]
     write(tmp_path / "new_map.py", b"def twice(row):\n    return [row, row, row]\n")
-    for name in [name for name, module in sys.modules.items() if getattr(module, "twice", None)]:
+    for name in [name for name, module in [*sys.modules.items()] if getattr(module, "twice", None)]:
         monkeypatch.delitem(sys.modules, name)
     user_functions._in_use.clear()
     third = {"path": "three.jsonl", "map": f"{tmp_path}/new_map.py:twice"}
