@@ -13,8 +13,6 @@ from ...processors.json_text import parsed
 
 Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, in order of preference
 QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "input", "inputs")  # usual names of questions
-
-
 # A column of one choice: option_a, choice1, opB, or only a capital letter.
 _CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 

@@ -43,9 +43,10 @@ _GOLD = re.compile(
     r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary|ground_truth)$", re.IGNORECASE
 )
 _NO_ANSWER = re.compile(
-    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|tags|keywords|filename|"
-    r"title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$", re.IGNORECASE,
-)  # fmt: skip
+    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|tags|"
+    r"keywords|filename|title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$",
+    re.IGNORECASE,
+)
 _SUFFIX = re.compile(r"_(text|string|[a-z]{2})$")  # question_text, answer_es
 _PATH = re.compile(r"(https?://\S+|[^\s/]*/\S*|\S+\.[A-Za-z]\w{0,4})")
 _CONTEXTS = ("context", "combined_context", "passage", "schema", "schema_text", "ddl", "evidence", "input")
@@ -135,9 +136,10 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
             yield from (Choice(columns={**roles, "prompt": document, "response": name}) for name in listed)
         yield Choice(columns={**roles, "text": document})
     objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in _ALTERNATIVES]
-    answered = _like(objects, _ANSWERED) or next(filter(_GOLD.search, objects), None)
-    if not pairs and (asking := asked or _like(objects, _ASKED)) and answered:
-        yield Choice(columns={**roles, "prompt": asking, "response": answered}, why="objects become JSON text")
+    question, answer = asked or _like(objects, _ASKED), _like(objects, _ANSWERED)
+    answer = answer or next(filter(_GOLD.search, objects), None)
+    if not pairs and question and answer:
+        yield Choice(columns={**roles, "prompt": question, "response": answer}, why="objects become JSON text")
     has_media = media or _MEDIA_NAMES & {*names}
     captions = [name for name in texts if not (_NO_ANSWER.search(name) or _is_same(rows, name))]
     if has_media and len(captions) == 1 and captions[0].lower() not in QUESTIONS:

@@ -395,31 +395,27 @@ def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_OF_CHOICES = ("question", "Question", "problem", "query")
 _CHOSEN = (
-    "answer",
-    "Answer",
-    "correct_answer",
-    "correctAnswer",
-    "correct_option",
-    "correctOption",
-    "correct",
-    "answer_key",
-)
+    "answer", "Answer", "correct_answer", "correctAnswer", "correct_option", "correctOption", "correct", "answer_key",
+)  # fmt: skip
 _STEMS = ("", "option_", "option", "Option_", "Option", "op", "choice_", "choice")  # of columns of a choice each
 
 
 def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the columns of a question with a column for each choice, and the letter or text of the right choice."""
-    asked = next((values[name] for name in _OF_CHOICES if name in values), None)
-    answer = next((values[name] for name in _CHOSEN if name in values), None)
+    """Return the columns of a question with a column for each choice, and the letter or text of the right choice.
+
+    None for a row with several questions or answers.
+    """
+    questions, answers = ([values[name] for name in names if name in values] for names in (_OF_CHOICES, _CHOSEN))
     held = {name.upper(): values[column] for name, column in columns_of_choices(values).items()}
-    if not isinstance(answer, str) or (answer.isdecimal() and answer not in held):
+    if len(questions) != 1 or len(answers) != 1 or not isinstance(answers[0], str):
+        return None
+    (answer,) = answers
+    if answer.isdecimal() and answer not in held:
         return None  # a number may count from 0 or 1
     answer = answer.upper() if answer.upper() in held else answer
-    return _chosen("question", "choices", "answer")({"question": asked, "choices": held, "answer": answer})
-
-
-_OF_CHOICES = ("question", "Question", "problem", "query")
+    return _chosen("question", "choices", "answer")({"question": questions[0], "choices": held, "answer": answer})
 
 
 def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any] | None]:
@@ -561,9 +557,9 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
       for listed in ("choices", "options", "answer_choices")
       for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
-    *((f"{stem}{first} {stem}{second}", _of_columns, (*_OF_CHOICES, *_CHOSEN, *(
-        f"{stem}{each}" for letter in "ABCDEFGHIJ" for each in (letter, letter.lower()))), _LETTERED)
-      for stem in _STEMS for first, second in ("AB", "ab") if stem or first == "A"),
+    *((f"{stem}{letters[0]} {stem}{letters[1]}", _of_columns,
+       (*_OF_CHOICES, *_CHOSEN, *(f"{stem}{letter}" for letter in letters)), _LETTERED)
+      for stem in _STEMS for letters in ("ABCDEFGHIJ", "abcdefghij") if stem or letters.isupper()),
     ("endings ctx label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
     *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
     ("chat system", _one_text, (), "the speakers of chat become messages, and calls stay texts"),

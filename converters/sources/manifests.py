@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from csv import QUOTE_NONE, DictReader
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import PurePosixPath
 from shlex import quote
@@ -267,11 +267,12 @@ def folder_of(key: str) -> str:
 
 def manifests_in(tables: Tables, keys: Sequence[str]) -> tuple[Manifest, list[str]] | None:
     """Return the manifest of files by their names and first bytes, and these files; None for other files."""
+    head_of = cache(lambda key: tables.read(key, _HEAD_BYTES))
     for manifest in MANIFESTS:
         found = [key for key in keys if re.fullmatch(manifest.file, PurePosixPath(key).name)]
         if manifest.head:
             found = found if len(found) <= _MOST_HEADS else []
-            found = [key for key in found if re.match(manifest.head, tables.read(key, _HEAD_BYTES))]
+            found = [key for key in found if re.match(manifest.head, head_of(key))]
         if manifest.needs is not None:
             found = [key for key in found if tables.has(manifest.needs(folder_of(key), key))]
         if found:

@@ -224,16 +224,19 @@ class _Encoding:
                         if is_last:
                             yield from self._kept(row, of_row)
                             if self.has_failed and not self._sizes:
-                                later = self._measured([sample for _, sample, _ in islice(mapped, _LOOK_ROWS)])
-                                pairs = chain(measured[number:], later)
-                                if all(any(isinstance(each, DataError) for each in pair) for pair in pairs):
-                                    self._rejects = [(at, f"{reason}{NONE_FITS}") for at, reason in self._rejects]
+                                later = [sample for _, sample, _ in islice(mapped, _LOOK_ROWS)]
+                                self._note_if_none_fits(chain(measured[number:], self._measured(later)))
                             if self.has_failed or self._is_full:
                                 return
                             of_row = []
         finally:  # an error keeps its frames, and so the rows and their open files
             if isinstance(rows, Generator):
                 rows.close()
+
+    def _note_if_none_fits(self, later: Iterable[_Found]) -> None:
+        """Note NONE_FITS with the rejected rows if no later sample fits."""
+        if all(any(isinstance(each, DataError) for each in pair) for pair in later):
+            self._rejects = [(number, f"{reason}{NONE_FITS}") for number, reason in self._rejects]
 
     def _measured(self, made: Sequence[Sample | DataError]) -> Iterator[_Found]:
         """Yield the samples to store, each with its length: no tokens without a processor."""

@@ -405,7 +405,7 @@ def unread_keys(
         of_parts = {part: each for part, each in parts.items() if name in _declared(each.__class__)}
         is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
         nearest = nearest_name(name, known)
-        if is_passed or name in _OF_EACH_MODEL or (name in read and not of_parts):
+        if is_passed or name in _SHARED_FIELDS or (name in read and not of_parts):
             _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
         elif is_published and (of_parts or num_unmatched(name, nearest) > _MOST_MISTYPED):
             unread.append(f"{prefix}{name}")
@@ -443,9 +443,9 @@ def _declared(config_class: Any) -> set[str]:
 
 
 _WRITTEN = {"architectures", "transformers_version"}  # fields of a config that transformers has written
-_OF_EACH_MODEL = ("model_type", "tie_word_embeddings")  # read by transformers itself, also of a part
+_SHARED_FIELDS = ("model_type", "tie_word_embeddings")  # read by transformers itself, also of a part
 _MOST_MISTYPED = 2  # letters of a name without a partner in the known name
-_OF_ALL_MODELS = re.compile(r"(builtins|torch|transformers\.(?!models\.|modeling_rope_utils))\b")  # not read by each
+_SHARED_MODULES = re.compile(r"(builtins|torch|transformers\.(?!models\.|modeling_rope_utils))\b")  # of all models
 _READ = re.compile(r"(?<!generation_)config\.(\w+)|(?:getattr\([\w.]+, |pop\(|get\(|[{,]\s*)\"(\w+)\"|\[\"(\w+)\"\]")
 
 
@@ -461,7 +461,7 @@ def _modelling(config_class: type) -> Any:
 def _read_names(code: Any) -> set[str]:
     """Return the names of fields and options in the source of a module, or of the modules of a class and its bases."""
     modules = {each.__module__ for each in code.__mro__[:-1]} if isinstance(code, type) else {code.__name__}
-    modules = {each for each in modules if not _OF_ALL_MODELS.match(each)}
+    modules = {each for each in modules if not _SHARED_MODULES.match(each)}
     found = [pair for module in modules for pair in _READ.findall(inspect.getsource(sys.modules[module]))]
     return {name for pair in found for name in pair if name}
 

@@ -141,6 +141,13 @@ def test_what_a_column_says_of_its_row_is_looked_for_in_every_row(
         assert find_mapper([usual, late], options)(late, None)
 
 
+@pytest.mark.parametrize("more", [{"problem": "Or this?"}, {"correct": "A"}])
+def test_choices_with_several_questions_or_answers_are_refused(more: dict[str, Any]) -> None:
+    row = {**_CHOSEN, "A": "red", "B": "blue", "C": "green"}
+    assert stored(row)[1]["content"] == "B. blue"
+    assert "what the answer is chosen from" in refusal({**row, **more})
+
+
 _CHOSEN: dict[str, Any] = {"question": "Which is it?", "answer": "B"}
 
 
