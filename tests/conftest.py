@@ -134,10 +134,10 @@ def own_shared_memory() -> Iterator[None]:
     """Let go of what MosaicML's library holds for good: three files of shared memory for every dataset that is open.
 
     It keeps those of each dataset, and all that it found of others while it looked for a number that is free, until the
-    process ends: after some dozens of tests that is more files than select() can wait for. And the processes of a run
-    have numbers of their own, since two that took the same one at the same moment would both fail.
+    process ends: after some dozens of tests that is more files than select() can wait for. And each process of this
+    machine that runs tests has numbers of its own, since two that took the same one at the same moment would both fail.
     """
-    first = 1000 * (1 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
+    first = 1000 * os.getpid()
     held: list[Callable[[], None]] = []
     with pytest.MonkeyPatch.context() as patch:  # of its own: a test's is undone before fixtures that came after it
         patch.setattr("streaming.base.shared.prefix._each_prefix_int", lambda: count(first))
