@@ -21,7 +21,7 @@ from . import schemas
 from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .references import SampleMedia
-from .row_kind import ReadOptions, ReadSimple, RowKind, always
+from .row_kind import ReadOptions, ReadSimple, RowKind, always, no_simple
 from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
 from .vendors import usual_tools
 
@@ -62,7 +62,7 @@ def chat_kind(
     accepts: Callable[[Fields], bool] = always,
     needs_text: str = "",
     media_in_front: bool = False,
-    read_simple: ReadSimple | None = None,
+    simple: Callable[[Mapping[str, str], ReadOptions], ReadSimple | None] = no_simple,
 ) -> RowKind:
     """Return a kind of rows for chats; the arguments are fields of RowKind.
 
@@ -78,7 +78,7 @@ def chat_kind(
         needs_text=needs_text,
         schema=schemas.MESSAGES,
         read=read,
-        read_simple=read_simple,
+        simple=simple,
     )
 
 

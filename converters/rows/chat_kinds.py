@@ -17,12 +17,12 @@ from ...types import Sample
 from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_MEDIA, Roles, chat_kind, check_speakers, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
 from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, unpacked
-from .row_kind import Choice, ReadOptions, UndecidedError
+from .row_kind import Choice, ReadOptions, ReadSimple, UndecidedError
 from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
 from .vendors import usual_messages
 
 _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
-_EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
+EXTRA_COLUMNS = {name for names in CHAT_EXTRAS.values() for name in names}
 _AS_PROMPT = {"question": "prompt", "instruction": "prompt", "answer": "response", "output": "response"}
 _ASKED_OR_ANSWERED = ("prompt", "response", "chosen", "rejected", *_AS_PROMPT)  # roles of columns
 IN_PYTHON = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")  # a list of messages in Python's notation
@@ -142,39 +142,39 @@ def _says_role(fields: Fields) -> bool:
     return not _says_from(fields) and not holds_exchanges(fields) and not begins_with_text(fields, "messages")
 
 
-def _read_texts(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample | None:
-    """Return the sample of a chat of only texts, the most frequent case; the general reader takes five times longer."""
-    if (
-        not found.keys() <= {"messages"}
-        or options.system is not None
-        or options.learn != "assistant"
-        or not values.keys().isdisjoint(_EXTRA_COLUMNS)
-    ):
+def _of_texts(found: Mapping[str, str], options: ReadOptions) -> ReadSimple | None:
+    """Return the reader of chats of only texts, the most frequent case; the general reader takes five times longer."""
+    if not found.keys() <= {"messages"} or options.system is not None or options.learn != "assistant":
         return None
-    messages, roles = values.get(found.get("messages", "messages")), options.roles
+    speakers = frozenset(_PLAIN_ROLES) - options.roles.keys()
+    return partial(_read_texts, column=found.get("messages", "messages"), speakers=speakers)
+
+
+def _read_texts(values: Mapping[str, Any], *, column: str, speakers: frozenset[str]) -> Sample | None:
+    """Return None for messages with content that the general reader reads, counts or refuses."""
+    messages = values.get(column)
     if type(messages) is not list:
         return None
     is_learnt, asked = False, ""
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return None
-        role, content = message.get("role"), message.get("content")
-        if role not in _PLAIN_ROLES or role in roles or type(content) is not str:
-            return None
-        if "<" in content and may_hold_slots(content):
-            return None
-        is_answer = role == "assistant"
-        if not content.strip() or (is_answer and content.startswith(asked) and repeats(asked, content)):
-            return None  # counted by the general reader
-        is_learnt |= is_answer
-        asked = content if role == "user" else ""
     try:
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if len(message) != 2 or role not in speakers or type(content) is not str:
+                return None
+            if not content or content.isspace() or ("<" in content and may_hold_slots(content)):
+                return None
+            if role == "assistant":
+                if content.startswith(asked) and repeats(asked, content):
+                    return None
+                is_learnt, asked = True, ""
+            else:
+                asked = content if role == "user" else ""
         return {"messages": orjson.dumps(messages).decode(), "media": b""} if is_learnt else None
-    except TypeError:  # invalid UTF-8: the general reader raises the error
+    except (TypeError, KeyError):  # also for invalid UTF-8
         return None
 
 
-MESSAGES = chat_kind("messages", _read_messages, needs=_NEEDS, accepts=_says_role, read_simple=_read_texts)
+MESSAGES = chat_kind("messages", _read_messages, needs=_NEEDS, accepts=_says_role, simple=_of_texts)
 SHAREGPT = chat_kind("sharegpt", _read_sharegpt, needs=_NEEDS, accepts=_says_from)
 
 

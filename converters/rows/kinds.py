@@ -6,11 +6,13 @@ Kinds of other packages are tried after this package's kinds, or are named by --
 from __future__ import annotations
 
 import json
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 from ...errors import DataError, EmptyRowError
 from ...registry import Registry
+from ...types import Sample
 from ..sources.arrow_values import ClassName
 from . import schemas
 from .chat import MEMBER_IMAGES
@@ -19,7 +21,7 @@ from .content import file_kind
 from .fields import Fields, check_text, named_alike
 from .preference_kinds import KTO, PREFERENCE
 from .references import SampleMedia
-from .row_kind import ReadOptions, RowKind
+from .row_kind import ReadOptions, ReadSimple, RowKind
 from .schemas import columns_schema
 from .tokens import TOKENS
 
@@ -34,7 +36,19 @@ def _read_text(fields: Fields, options: ReadOptions, media: SampleMedia) -> dict
     return {"text": text}
 
 
-TEXT = RowKind(name="text", needs=named_alike("text"), schema=schemas.TEXT, read=_read_text)
+def _of_text(found: Mapping[str, str], options: ReadOptions) -> ReadSimple:
+    return partial(_read_plain_text, column=found.get("text", "text"))
+
+
+def _read_plain_text(values: Mapping[str, Any], *, column: str) -> Sample | None:
+    text = values.get(column)
+    try:
+        return {"text": text} if type(text) is str and text.encode() else None
+    except UnicodeEncodeError:
+        return None
+
+
+TEXT = RowKind(name="text", needs=named_alike("text"), schema=schemas.TEXT, read=_read_text, simple=_of_text)
 
 
 # Rows of any columns, all kept unchanged.

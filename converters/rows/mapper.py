@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ...errors import DataError
 from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
-from .chat_kinds import check_texts
+from .chat_kinds import EXTRA_COLUMNS, check_texts
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
@@ -20,7 +21,7 @@ from .nearest import PROMPTS, chosen, decided, no_kind, only_asks, proved, sure_
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
 from .references import SampleMedia
-from .row_kind import ReadOptions, RowKind, UndecidedError
+from .row_kind import ReadOptions, ReadSimple, RowKind, UndecidedError
 from .schemas import MESSAGES, TEXT, Schema
 from .side_columns import ANSWERS, OF_EACH_ROW, check_each_row, check_side_columns
 from .speakers import untagged
@@ -47,6 +48,17 @@ class Mapper:
     description: str
     synonyms: Mapping[str, Sequence[str]] = field(default_factory=dict)
     left: Sequence[str] = ()
+    read_simple: ReadSimple | None = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Set read_simple: faster reader of rows with only columns of the first rows; None for a row to be mapped."""
+        options, read = self.options, self.kind.simple(self.found, self.options)
+        if self.kept or self.synonyms or options.tags or options.dataset_info is not None or read is None:
+            simple = None
+        else:
+            others = self.names & _OF_RULES if self.kind.columns else frozenset[str]()
+            simple = partial(_read_usual, names=self.names, others=others, read=read)
+        object.__setattr__(self, "read_simple", simple)
 
     def read_without_media(self, values: Mapping[str, Any]) -> Sample:
         """Return the sample of a row without opening media."""
@@ -65,6 +77,8 @@ class Mapper:
         unread: receives notes on content that nothing reads, for example keys of messages, unknown speakers and media
         slots. DataError for a row that does not fit.
         """
+        if self.read_simple is not None and (sample := self.read_simple(values)) is not None:
+            return sample
         late = [] if values.keys() <= self.names else late_columns(values, self.names)
         if self.options.tags or not values.keys().isdisjoint(MARKS) or self.options.dataset_info is not None:
             values = _usually_named(values, self.options)
@@ -75,10 +89,6 @@ class Mapper:
                 check_kind(values, late, self.kind, self.options.columns)
         if not values.keys().isdisjoint(VERDICT_COLUMNS) and self.schema == MESSAGES.name:
             check_verdict(values)
-        if self.kind.read_simple is not None and not self.kept:
-            sample = self.kind.read_simple(values, self.found, self.options)
-            if sample is not None:
-                return sample
         root = self.options.media_root or folder
         options = self.options
         media = SampleMedia(root, max_image_pixels=options.max_image_pixels, check=options.check_media)
@@ -152,6 +162,16 @@ class Mapper:
         if self.options.dataset_info:
             said["dataset_info"] = asdict(self.options.dataset_info)
         return json.dumps(said, sort_keys=True)
+
+
+_OF_RULES = {*MARKS, *OF_EACH_ROW, *VERDICT_COLUMNS, *EXTRA_COLUMNS}  # columns that change the reading of a row
+
+
+def _read_usual(
+    values: Mapping[str, Any], *, names: frozenset[str], others: frozenset[str], read: ReadSimple
+) -> Sample | None:
+    columns = values.keys()
+    return read(values) if columns <= names and columns.isdisjoint(others) else None
 
 
 def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
@@ -403,7 +423,7 @@ _ROLES = {  # stored schema -> roles of the columns of its rows (see sources/mds
 
 def stored_mapper(schema: str, columns: Mapping[str, str]) -> Mapper:
     """Return the mapper of a dataset's samples. schema: name in its description. columns: name -> MDS encoding."""
-    kind = RowKind(name=STORED, schema=Schema(schema, dict(columns)), read=_never, read_simple=_as_it_is)
+    kind = RowKind(name=STORED, schema=Schema(schema, dict(columns)), read=_never, simple=_unchanged)
     shown = ", ".join(f"{name} ({encoding})" for name, encoding in columns.items())
     return Mapper(
         kind=kind,
@@ -420,7 +440,11 @@ def is_stored(mapper: Mapper) -> bool:
     return mapper.kind.name == STORED
 
 
-def _as_it_is(values: Mapping[str, Any], found: Mapping[str, str], options: ReadOptions) -> Sample:
+def _unchanged(found: Mapping[str, str], options: ReadOptions) -> ReadSimple:
+    return _as_it_is
+
+
+def _as_it_is(values: Mapping[str, Any]) -> Sample:
     return values
 
 

@@ -25,11 +25,15 @@ class ReadOptions(Protocol):
 
 
 Read = Callable[[Fields, ReadOptions, SampleMedia], Sample]
-ReadSimple = Callable[[Mapping[str, Any], Mapping[str, str], ReadOptions], Sample | None]
+ReadSimple = Callable[[Mapping[str, Any]], Sample | None]
 
 
 def always(fields: Fields) -> bool:
     return True
+
+
+def no_simple(found: Mapping[str, str], options: ReadOptions) -> ReadSimple | None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +45,8 @@ class RowKind:
     of this kind. needs_text: requirements in words, if the names of columns are not enough. schema: of the samples.
     read: returns the sample of a row, and adds its media to SampleMedia; DataError for a row that does not fit.
 
-    read_simple: faster reader for the most frequent rows, from the row's values and the found columns (role -> column);
-    None for other rows.
+    simple: returns a faster reader of the most frequent rows, from the found columns (role -> column); the reader gets
+    rows without columns of other rules, and returns None for rows that it does not read.
     """
 
     name: str
@@ -52,7 +56,7 @@ class RowKind:
     needs_text: str = ""
     schema: Schema
     read: Read
-    read_simple: ReadSimple | None = None
+    simple: Callable[[Mapping[str, str], ReadOptions], ReadSimple | None] = no_simple
 
     @property
     def columns(self) -> Columns:

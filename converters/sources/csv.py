@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ import orjson
 
 from ...errors import ConfigError, DataError, did_you_mean
 from .files import REST_BYTES, DecompressedFile, File
-from .jsonl import ENDLESS, line_ranges, lines_between
-from .table import MAX_ROW_BYTES, Delimited, Location, carried, carry, in_units
+from .jsonl import line_ranges, lines_between
+from .table import BOM, MAX_ROW_BYTES, Delimited, Location, carried, carry, in_units
 from .units import Row, Unit
 
 _DELIMITERS = (";", "\t", "|", ",")  # usual delimiters
@@ -162,8 +163,8 @@ class DelimitedTable:
         if self._location.delimited.header:
             return 0
         with self._location.file.open(until=REST_BYTES) as file:
-            for line in lines_between(file, start=0, stop=ENDLESS):
-                texts = list(_texts([line]))
+            for line in iter(partial(file.readline, MAX_ROW_BYTES + 1), b""):
+                texts = list(_texts([line.removeprefix(BOM)]))
                 if len(texts) > 1:
                     return None
                 if texts[0].strip("\r\n"):

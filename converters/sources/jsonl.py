@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO
 
@@ -23,11 +23,13 @@ from .table import (
     in_units,
     json_row,
     not_utf8,
+    rows_of,
     wide_text,
 )
 from .units import UNIT_ROWS, Row, Unit
 
 CHUNK_BYTES = 1 << 20
+GROUP_BYTES = 1 << 17  # of lines that are parsed together: their values stay in the CPU's caches
 ENDLESS = 1 << 62
 PROBE_BYTES = 1 << 16  # first bytes of a unit, to estimate its number of rows
 
@@ -48,18 +50,16 @@ class LineRange:
         return self.stop - self.start
 
     def rows(self) -> Iterator[Row]:
-        return (self.row_of(number, line) for number, line in self._lines())
+        number = 0
+        with self.file.open(until=self.stop + REST_BYTES) as file:
+            for lines in line_groups(file, start=self.start, stop=self.stop):
+                yield from rows_of(number, lines, self.row_of)
+                number += len(lines)
+        self.num_lines = number
 
     def by_index(self) -> RowTexts:
-        return RowTexts(list(self._lines()), self.row_of)
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        number = -1
         with self.file.open(until=self.stop + REST_BYTES) as file:
-            for number, line in enumerate(lines_between(file, start=self.start, stop=self.stop)):
-                if not line.isspace():
-                    yield number, line
-        self.num_lines = number + 1
+            return RowTexts.of(lines_between(file, start=self.start, stop=self.stop), self.row_of)
 
     def count(self) -> int:
         return self.num_lines
@@ -76,17 +76,14 @@ class LineBlock:
     num_lines: int = -1
 
     def rows(self) -> Iterator[Row]:
-        return (self.row_of(number, line) for number, line in self._lines())
+        number = 0
+        for lines in line_groups(io.BytesIO(carried(self.payload)), start=0, stop=ENDLESS):
+            yield from rows_of(number, lines, self.row_of)
+            number += len(lines)
+        self.num_lines = number
 
     def by_index(self) -> RowTexts:
-        return RowTexts(list(self._lines()), self.row_of)
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        number, payload = -1, carried(self.payload)
-        for number, line in enumerate(lines_between(io.BytesIO(payload), start=0, stop=len(payload))):
-            if not line.isspace():
-                yield number, line
-        self.num_lines = number + 1
+        return RowTexts.of(lines_between(io.BytesIO(carried(self.payload)), start=0, stop=ENDLESS), self.row_of)
 
     def count(self) -> int:
         return self.num_lines
@@ -97,16 +94,24 @@ def lines_between(file: IO[bytes], *, start: int, stop: int) -> Iterator[bytes]:
 
     A line longer than MAX_ROW_BYTES is cut to MAX_ROW_BYTES + 1 bytes.
     """
+    return chain.from_iterable(line_groups(file, start=start, stop=stop))
+
+
+def line_groups(file: IO[bytes], *, start: int, stop: int) -> Iterator[list[bytes]]:
+    """Yield the lines of lines_between in groups of about GROUP_BYTES."""
     position = start
     if start:
         file.seek(start - 1)
         position += _pass_line(file, stop - start) - 1
-    while position < stop and (line := file.readline(MAX_ROW_BYTES + 1)):
-        length = len(line)
-        if length > MAX_ROW_BYTES and not line.endswith(b"\n"):
-            length += _pass_line(file, None)
-        yield line.removeprefix(BOM) if position == 0 else line
-        position += length
+    while position < stop and (text := file.read(min(GROUP_BYTES, stop - position))):
+        begun = len(text) - (text.rfind(b"\n") + 1)  # bytes of the last line, unless the text ends with a line
+        if begun:
+            text += file.readline(MAX_ROW_BYTES + 1 - begun)
+        position += len(text)
+        lines = io.BytesIO(text if position > len(text) else text.removeprefix(BOM)).readlines()
+        if len(lines[-1]) > MAX_ROW_BYTES and not text.endswith(b"\n"):
+            position += _pass_line(file, None)
+        yield lines
 
 
 def line_ranges(location: Location, first: int, last: int) -> Iterator[tuple[int, int]]:

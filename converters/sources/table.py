@@ -6,9 +6,10 @@ import codecs
 import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -17,7 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...processors.json_text import excerpt, parsed
+from ...processors.json_text import excerpt, parsed, parsed_all
 from ...storage.failures import disk_errors
 from .files import Fetch, File, LocalFile, StoredFile
 from .units import UNIT_ROWS, NoRowsError, Row, Unit
@@ -125,11 +126,36 @@ def json_row(number: int, text: bytes) -> Row:
         values = parsed(text)
     except orjson.JSONDecodeError as error:
         return Row(number, None, _json_error(text, error))
+    return _row_of_value(number, text, values)
+
+
+def _row_of_value(number: int, text: bytes, values: Any) -> Row:
     if isinstance(values, dict):
         return Row(number, values)
     if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
         return Row(number, {"messages": values})  # a conversation without a name
     return Row(number, None, f"expected a JSON object, found {type(values).__name__}: {excerpt(text, 0)}")
+
+
+_new_row = partial(tuple.__new__, Row)
+
+
+def rows_of(first: int, texts: Sequence[bytes], row_of: RowOf) -> Iterator[Row]:
+    """Yield the rows of consecutive texts but of blank ones; JSON objects are parsed together, in less time.
+
+    first: number of the first text.
+    """
+    if row_of is json_row and max(map(len, texts)) <= MAX_ROW_BYTES:
+        with suppress(ValueError):  # a row of its own has the error
+            values = parsed_all(texts)
+            if {*map(type, values)} == {dict}:
+                yield from map(
+                    _new_row, zip(count(first), values, repeat(""), repeat(None))
+                )  # without a call of Python
+            else:
+                yield from map(_row_of_value, count(first), texts, values)
+            return
+    yield from (row_of(number, text) for number, text in enumerate(texts, start=first) if not text.isspace())
 
 
 def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
@@ -356,6 +382,11 @@ class RowTexts:
 
     texts: Sequence[tuple[int, bytes]]
     row_of: RowOf = json_row
+
+    @staticmethod
+    def of(lines: Iterable[bytes], row_of: RowOf) -> RowTexts:
+        """Rows from all lines but blank ones."""
+        return RowTexts([(number, line) for number, line in enumerate(lines) if not line.isspace()], row_of)
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -8,8 +8,7 @@ finds them (for example in a compressed file).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...errors import DataError
 from .files import Fetch
@@ -19,8 +18,7 @@ UNIT_ROWS = 1 << 12  # approximate maximum: rows with media are short, and readi
 CUT_VERSION = 2  # version of the cuts: units encoded by an earlier run are used only if the versions agree
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row. number: in its unit, from 0; blank lines of text count, and give no row.
 
     values: column name -> value; None for an unreadable row, with the reason in `error`. stored: bytes in a shard of a

@@ -50,6 +50,7 @@ _NO_SPANS = np.empty((0, 2), np.int32)
 _NOTHING = Measured(0)  # length without a processor
 NONE_FITS = " (none of the first rows fits)"
 _LOOK_ROWS = 100  # rows after a row that does not fit, which show whether any row fits
+_BUFFER_BYTES = 1 << 18
 _PROCESS_EACH = 1000  # n: 1 of n rows is processed, other rows are only measured
 
 
@@ -109,7 +110,7 @@ class UnitEncoder:
             return True
         encoding = _Encoding(self, task)
         temporary = temporary_beside(samples_path(self.folder, task.number))
-        with temporary.open("wb") as file:
+        with temporary.open("wb", buffering=_BUFFER_BYTES) as file:
             for data in encoding.samples():
                 file.write(data)
         temporary.replace(samples_path(self.folder, task.number))
@@ -187,6 +188,7 @@ class _Encoding:
         self._source_name = task.source_name
         self._mapper = task.mapper
         self._functions = task.functions
+        self._simple = None if task.functions is not None or task.mapper is None else task.mapper.read_simple
         self._sizes: list[int] = []
         self._rows: list[int] = []
         self._lengths: list[int | tuple[int, ...]] = []
@@ -207,43 +209,50 @@ class _Encoding:
         """Yield the bytes of the kept samples. A row that ends the unit is noted with NONE_FITS if no row of the unit's
         first rows fits.
         """
-        rows, of_row = self._unit.rows(), list[_Found]()
+        rows = self._unit.rows()
         try:
             with disk_errors(self._source_name):
-                mapped = (
-                    (row, sample, number == len(samples))
-                    for row in rows
-                    for samples in (self._mapped(row),)
-                    for number, sample in enumerate(samples, start=1)
-                )
-                grouped = groups(mapped, num_bytes=lambda item: sample_bytes(item[1]))
-                for group in grouped if self._measures is not None else ([item] for item in mapped):
-                    measured = [*self._measured([sample for _, sample, _ in group])]
-                    for number, (row, _, is_last) in enumerate(group, start=1):
-                        of_row.append(measured[number - 1])
-                        if is_last:
-                            yield from self._kept(row, of_row)
-                            if self.has_failed and not self._sizes:
-                                later = [sample for _, sample, _ in islice(mapped, _LOOK_ROWS)]
-                                self._note_if_none_fits(chain(measured[number:], self._measured(later)))
-                            if self.has_failed or self._is_full:
-                                return
-                            of_row = []
+                yield from self._unmeasured(rows) if self._measures is None else self._measured(rows)
         finally:  # an error keeps its frames, and so the rows and their open files
             if isinstance(rows, Generator):
                 rows.close()
 
-    def _note_if_none_fits(self, later: Iterable[_Found]) -> None:
-        """Note NONE_FITS with the rejected rows if no later sample fits."""
-        if all(any(isinstance(each, DataError) for each in pair) for pair in later):
-            self._rejects = [(number, f"{reason}{NONE_FITS}") for number, reason in self._rejects]
+    def _unmeasured(self, rows: Iterator[Row]) -> Iterator[bytes]:
+        """Yield the bytes of samples that have no length; the most frequent rows are read and encoded at once."""
+        found = ([(sample, _NOTHING) for sample in self._mapped(row)] for row in rows)
+        read, encode = None if self._encoder.documents else self._simple, self._encoder.format.encode
+        for row in rows:
+            sample = None if read is None or row.values is None else read(row.values)
+            try:
+                data = row.stored if sample is None or row.stored is not None else encode(sample)
+            except DataError:  # raised again below, from the row
+                sample = data = None
+            if sample is None or data is None:
+                yield from self._kept(row, [(sample, _NOTHING) for sample in self._mapped(row)], later=found)
+            else:
+                self._add(row.number, data)
+                yield data
+            if self.has_failed or self._is_full:
+                return
 
-    def _measured(self, made: Sequence[Sample | DataError]) -> Iterator[_Found]:
-        """Yield the samples to store, each with its length: no tokens without a processor."""
+    def _measured(self, rows: Iterator[Row]) -> Iterator[bytes]:
+        """Yield the bytes of samples with a length; the rows are measured in groups."""
+        mapped = ((row, self._mapped(row)) for row in rows)
+        found = (
+            (row, [*islice(measured, len(samples))])
+            for group in groups(mapped, num_bytes=lambda item: sum(map(sample_bytes, item[1])))
+            for measured in (self._with_lengths([sample for _, samples in group for sample in samples]),)
+            for row, samples in group
+        )
+        for row, samples in found:
+            yield from self._kept(row, samples, later=(samples for _, samples in found))
+            if self.has_failed or self._is_full:
+                return
+
+    def _with_lengths(self, made: Sequence[Sample | DataError]) -> Iterator[_Found]:
+        """Yield the samples to store, each with its length."""
         processor, stored = self._encoder.processor, made
-        if self._measures is None:
-            yield from ((sample, _NOTHING) for sample in made)
-            return
+        assert self._measures is not None
         if processor is not None and self._encoder.tokenize:
             keep_masked = self._encoder.on_dropped == "warn"
             stored = through(made, partial(to_tokens, processor=processor, keep_masked=keep_masked))
@@ -264,6 +273,9 @@ class _Encoding:
         """Return the samples of a row; an error in place of all of them if one does not fit."""
         if row.values is None:
             return [DataError(row.error)]
+        sample = None if self._simple is None else self._simple(row.values)
+        if sample is not None:
+            return [sample]
         rows: Sequence[dict[str, Any]] | DataError = [row.values]
         if self._functions is not None:
             rows = or_error(self._rows_left, row.number, row.values, self._functions)
@@ -304,33 +316,41 @@ class _Encoding:
             self._left_out["by_map"].append(number)
         return rows
 
-    def _kept(self, row: Row, made: Sequence[_Found]) -> list[bytes]:
+    def _kept(self, row: Row, made: Sequence[_Found], *, later: Iterable[Sequence[_Found]]) -> list[bytes]:
         """Return the bytes of a row's samples, without samples that are left out; [] if a sample does not fit.
 
-        A row is stored or rejected with all its samples.
+        A row is stored or rejected with all its samples. later: samples of the rows after it.
         """
         try:
             encoded = [self._encoded(row, sample, found) for sample, found in made]
         except DataError as error:
             self._rejects.append((row.number, str(error)))
             self.has_failed = self._encoder.on_error == "fail"
+            if self.has_failed and not self._sizes:
+                found = chain.from_iterable(islice(later, _LOOK_ROWS))
+                if all(any(isinstance(each, DataError) for each in pair) for pair in found):
+                    self._rejects = [(number, f"{reason}{NONE_FITS}") for number, reason in self._rejects]
             return []
         kept = [each for each in encoded if isinstance(each, _Encoded)]
         for each in encoded:
             if not isinstance(each, _Encoded):
                 self._left_out[each].append(row.number)
         for each in kept:
-            if self._encoder.hashes:
-                hashed = xxhash.xxh3_128(each.data)
-                hashed.update(each.spans.tobytes())
-                self._hashes.append(hashed.digest())
-            self._sizes.append(len(each.data))
-            self._spans.append(each.spans)
-            self._rows.append(row.number)
+            self._add(row.number, each.data, each.spans)
             self._lengths.append(each.found[:AMOUNTS] if len(self._shape) > 1 else each.found.tokens)
             self._not_shown.append(each.found.not_shown)
-        self._is_full = self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
         return [each.data for each in kept]
+
+    def _add(self, number: int, data: bytes, spans: NDArray[np.int32] = _NO_SPANS) -> None:
+        if self._encoder.hashes:
+            hashed = xxhash.xxh3_128(data)
+            hashed.update(spans.tobytes())
+            self._hashes.append(hashed.digest())
+        self._sizes.append(len(data))
+        self._rows.append(number)
+        if self._encoder.documents:
+            self._spans.append(spans)
+        self._is_full = self._encoder.limit is not None and len(self._sizes) >= self._encoder.limit
 
     def _encoded(self, row: Row, sample: Sample | DataError, found: Measured | DataError) -> _Encoded | Why:
         """Return a sample's bytes in a shard, or the reason to leave it out; DataError if it does not fit."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import json
 import math
+import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -26,6 +28,7 @@ from ...types import Sample
 MAX_SAMPLE_BYTES = (1 << 31) - 1  # MDS counts a shard's bytes in 32 bits
 MAX_SHARD_BYTES = (1 << 32) - 1
 HASH = "xxh3_64"
+_NOT_OF_COLUMN = TypeError, ValueError, AttributeError, OverflowError, struct.error  # of encoders
 _LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "snappy": range(0), "zstd": range(1, 23)}
 COMPRESSIONS = {*_LEVELS, *(f"{kind}:{level}" for kind, levels in _LEVELS.items() for level in levels)}  # MosaicML's
 
@@ -54,6 +57,8 @@ class ShardFormat:
         self.names = sorted(columns)
         self._encoders = [column_encoder(columns[name]) for name in self.names]
         self._sizes = [fixed_size(columns[name]) for name in self.names]
+        self._varies = [size is None for size in self._sizes]
+        self._head = struct.Struct(f"<{sum(self._varies)}I")  # of a sample: bytes of the columns of no fixed size
         self.header = json.dumps(self.config, sort_keys=True).encode()
 
     def __reduce__(self) -> tuple[Callable[[], ShardFormat], tuple[()]]:
@@ -78,24 +83,25 @@ class ShardFormat:
 
         Bytes for any column are an already encoded value, as in MDSWriter.
         """
-        data, sizes = [], []
-        for name, encode, fixed in zip(self.names, self._encoders, self._sizes, strict=True):
-            try:
-                value = encode(sample[name])
-            except LmmsStreamError:
-                raise
-            except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
-                value = self._encoded(name, sample[name], error)
-            data.append(value)
-            if fixed is None:
-                sizes.append(len(value))
-        total = sum(map(len, data))
-        if total > MAX_SAMPLE_BYTES:
-            raise DataError(f"the sample has {total} bytes, a shard holds at most {MAX_SAMPLE_BYTES}: split it")
-        return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *data])
+        try:
+            data = [*map(operator.call, self._encoders, map(sample.__getitem__, self.names))]
+        except LmmsStreamError:
+            raise
+        except _NOT_OF_COLUMN:
+            data = [*map(self._encoded, self.names, self._encoders, map(sample.__getitem__, self.names))]
+        sizes = [*map(len, data)]
+        if sum(sizes) > MAX_SAMPLE_BYTES:
+            raise DataError(f"the sample has {sum(sizes)} bytes, a shard holds at most {MAX_SAMPLE_BYTES}: split it")
+        return b"".join([self._head.pack(*itertools.compress(sizes, self._varies)), *data])
 
-    def _encoded(self, name: str, value: Any, error: Exception) -> bytes:
-        """Return the value if it is bytes that the column's encoding decodes; else DataError. error: of the encoder."""
+    def _encoded(self, name: str, encode: Encode, value: Any) -> bytes:
+        """Return the bytes of a column's value; bytes that the column's encoding decodes stay as they are."""
+        try:
+            return encode(value)
+        except LmmsStreamError:
+            raise
+        except _NOT_OF_COLUMN as failure:
+            error: Exception = failure
         try:
             if isinstance(value, bytes):
                 decoder(self.columns[name])(memoryview(value), 0, len(value))

@@ -1,4 +1,4 @@
-"""A chat passes few functions from its line to its shard, and is parsed twice, as a line and as stored JSON."""
+"""A chat passes few functions from its line to its shard; a measured chat is parsed as a line and as stored JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ..arrows import ROOT
 
 OWN = (f"{ROOT / 'lmms_stream'}{os.sep}", f"{ROOT / 'converters'}{os.sep}")
 MOST_FUNCTIONS, MOST_PARSES = 40, 2
+MOST_PLAIN_CALLS = 10  # of Python functions a row, without a processor
 ROW = {"messages": [{"role": "user", "content": "Who wrote Emma?"}, {"role": "assistant", "content": "Jane Austen."}]}
 GROUP = 64  # rows that are measured together
 
 
-def calls_of(num_rows: int, folder: Path, processor: ChatProcessor) -> tuple[Counter[str], int]:
+def calls_of(num_rows: int, folder: Path, processor: ChatProcessor | None) -> tuple[Counter[str], int]:
     """Return the calls of the project's functions in a conversion, by name, and the number of parsed JSON texts."""
     path, calls, parses = folder / f"{num_rows}.jsonl", Counter[str](), 0
     path.write_text(f"{json.dumps(ROW)}\n" * num_rows)
@@ -52,3 +53,10 @@ def test_a_row_passes_few_functions_and_is_parsed_twice(chat_processor: ChatProc
     passed = sorted(more - fewer)  # the first rows of a source, which decide the reading, are in both
     assert len(passed) <= MOST_FUNCTIONS, "\n".join(passed)
     assert more_parses - fewer_parses <= MOST_PARSES * GROUP
+
+
+def test_a_row_without_a_processor_passes_few_functions_and_is_parsed_once(tmp_path: Path) -> None:
+    calls_of(1, tmp_path, None)
+    (fewer, fewer_parses), (more, more_parses) = (calls_of(n * GROUP, tmp_path, None) for n in (3, 4))
+    assert (more - fewer).total() <= MOST_PLAIN_CALLS * GROUP, (more - fewer).most_common(20)
+    assert more_parses - fewer_parses <= GROUP

@@ -19,7 +19,7 @@ from lmms_stream.converters.rows.options import SchemaOptions
 from lmms_stream.converters.rows.tokens import to_tokens
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.mds.packed import PackedStreamingDataset
-from lmms_stream.processors.base import Processor
+from lmms_stream.processors.base import Processor, or_error
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.text import TextProcessor, TokensProcessor
 from lmms_stream.types import Sample
@@ -1043,3 +1043,38 @@ def test_plain_chats_are_stored_as_the_others_are(messages: list[Row], others: R
             return str(error)
 
     assert outcome(mapper) == outcome(slow)
+
+
+ORDINARY = [
+    {"messages": [{"role": "user", "content": "Who wrote Emma?"}, {"role": "assistant", "content": "Jane Austen."}]},
+    {"text": "Emma is a novel."},
+]
+CONTENT = st.sampled_from(
+    ["", " ", "hi", "<image>", "a < b", "Who wrote Emma, and when? In 1815.", "\ud800", None, 5, ["a"]]
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "tool", "bot", None, 5, ["user"]]), "content": CONTENT},
+    optional={"weight": st.sampled_from([0, 1]), "name": st.just("ada")},
+)
+ODD = st.sampled_from([None, "", [], "hi", 5, {"role": "user"}, [["role", "content"]]])
+OTHERS = {"id": st.integers(), "system": CONTENT, "tools": ODD, "label": st.sampled_from([True, False, "good"])}
+
+
+@examples(300)
+@given(
+    row=st.fixed_dictionaries({"messages": st.lists(MESSAGE, max_size=3) | ODD, "text": CONTENT}, optional=OTHERS),
+    ordinary=st.sampled_from(ORDINARY),
+    names=st.sets(st.sampled_from([*OTHERS])),
+    system=st.sampled_from([None, "Be brief."]),
+)
+def test_the_reader_of_the_most_frequent_rows_agrees_with_the_general_reader(
+    row: dict[str, Any], ordinary: dict[str, Any], names: set[str], system: str | None
+) -> None:
+    """names: columns of the first rows besides their own."""
+    mapper = find_mapper([ordinary], SchemaOptions(system=system if "messages" in ordinary else None))
+    mapper = replace(mapper, names=mapper.names | names)
+    general = replace(mapper, synonyms={"text": ("text", "text")})
+    assert general.read_simple is None
+    row = {name: value for name, value in row.items() if name in ordinary or name in OTHERS}
+    results = [or_error(reader, row, None) for reader in (mapper, general)]
+    assert [str(result) for result in results[:1]] == [str(result) for result in results[1:]]
