@@ -49,7 +49,7 @@ logger = logging.getLogger("lmms_stream")
 
 
 class RunOwner:
-    """Context in which no other run can have the output_dir or the checkpoint_dir; all ranks enter it.
+    """Context in which no other run can have the output_dir or the folder of checkpoints; all ranks enter it.
 
     A run changes these folders only inside. Raises TrainingError if another run has one of them.
     """
@@ -70,10 +70,10 @@ class RunOwner:
 
     def _own_folders(self) -> str | None:
         """Lock the folders of this run; return the reason if another run has a folder."""
-        named = {"output_dir": self._args.output_dir, "checkpoint_dir": self._args.checkpoint_dir}
+        output_dir, checkpoint_dir = self._args.output_dir, self._args.checkpoint_dir
+        named = {"output_dir": output_dir, "checkpoint_dir": checkpoints_url(output_dir, checkpoint_dir)}
+        self._locked: list[Path] = []
         for setting, folder in named.items():
-            if folder is None:
-                continue
             storage = open_storage(folder, retry=Retry(timeout_s=OWNER_TIMEOUT_S))
             try:
                 if isinstance(storage, LocalStorage):
@@ -92,9 +92,12 @@ class RunOwner:
         return None
 
     def _lock(self, folder: Path) -> str | None:
-        """Lock a folder; return the holder of the lock, if any."""
-        path = folder / LOCK_NAME
+        """Lock a folder, once; return the holder of the lock, if any."""
+        path = folder.resolve() / LOCK_NAME
+        if path in self._locked:  # checkpoint_dir is the output_dir
+            return None
         folder.mkdir(parents=True, exist_ok=True)
+        self._locked.append(path)
         is_ours = self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) is not None
         return None if is_ours else f"it holds {path}"
 
@@ -127,10 +130,9 @@ class RunSaver:
     ):
         self._model, self._optimizer, self._args = model, optimizer, args
         output_dir = Path(args.output_dir)
-        self.url = checkpoints_url(args.output_dir, args.checkpoint_dir)
         self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
         self._checkpointer = Checkpointer(
-            self.url,
+            checkpoints_url(args.output_dir, args.checkpoint_dir),
             staging=output_dir / STAGING_NAME,
             keep=args.save_total_limit,
             asynchronous=args.async_save,
@@ -138,6 +140,7 @@ class RunSaver:
             average=average,
         )
         self._checkpointer.check_owner = lambda: owner.check()
+        self.url = self._checkpointer.url
         self.steps, self.probe = self._checkpointer.steps, self._checkpointer.probe
         self.wait, self.find = self._checkpointer.wait, self._checkpointer.find
         self.end_evaluation = self._checkpointer.end_evaluation
