@@ -605,12 +605,16 @@ def test_a_live_run_has_its_checkpoints_by_any_setting(
 ) -> None:
     monkeypatch.setattr("lmms_stream.train.checkpoint.saving.OTHER_RUN_S", 0.1)
 
-    def owner(name: str, **settings: str) -> RunOwner:
-        return RunOwner(TrainConfig(output_dir=str(tmp_path / name), global_batch=1, max_steps=1, **settings))
+    def owner(name: str, checkpoint_dir: str | None = None) -> RunOwner:
+        output_dir = str(tmp_path / name)
+        return RunOwner(TrainConfig(output_dir=output_dir, checkpoint_dir=checkpoint_dir, global_batch=1, max_steps=1))
 
     runs = owner("a"), owner("b", checkpoint_dir=str(tmp_path / "a" / "checkpoints"))
     for first, second in (runs, runs[::-1]):
-        with first, pytest.raises(TrainingError, match="to .*/a/checkpoints: it holds .* another train.checkpoint_dir"):
+        with (
+            first,
+            pytest.raises(TrainingError, match=r"to .*/a/checkpoints: it holds .* another train.checkpoint_dir"),
+        ):
             second.__enter__()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     with owner("a", checkpoint_dir=f"{tmp_path}/link/"):  # one folder has one lock

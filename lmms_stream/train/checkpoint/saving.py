@@ -55,7 +55,8 @@ class RunOwner:
     """
 
     def __init__(self, args: TrainConfig):
-        self._args = args
+        checkpoints = checkpoints_url(args.output_dir, args.checkpoint_dir)
+        self._folders = {"output_dir": args.output_dir, "checkpoint_dir": checkpoints}  # by setting
         self._owned = ExitStack()  # locks of the folders, on rank 0
         self.check: Callable[[], None] = lambda: None  # see Owner.check
 
@@ -70,16 +71,11 @@ class RunOwner:
 
     def _own_folders(self) -> str | None:
         """Lock the folders of this run; return the reason if another run has a folder."""
-        output_dir, checkpoint_dir = self._args.output_dir, self._args.checkpoint_dir
-        named = {"output_dir": output_dir, "checkpoint_dir": checkpoints_url(output_dir, checkpoint_dir)}
         self._locked: list[Path] = []
-        for setting, folder in named.items():
+        for setting, folder in self._folders.items():
             storage = open_storage(folder, retry=Retry(timeout_s=OWNER_TIMEOUT_S))
             try:
-                if isinstance(storage, LocalStorage):
-                    holder = self._lock(storage.folder)
-                else:
-                    holder = self._own(storage)
+                holder = self._lock(storage.folder) if isinstance(storage, LocalStorage) else self._own(storage)
             except (OSError, StorageError) as error:  # a file system without locks, a store without times
                 logger.warning("whether another run writes to %s is not known: %s", folder, error)
                 continue
@@ -98,8 +94,7 @@ class RunOwner:
             return None
         folder.mkdir(parents=True, exist_ok=True)
         self._locked.append(path)
-        is_ours = self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) is not None
-        return None if is_ours else f"it holds {path}"
+        return None if self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) else f"it holds {path}"
 
     def _own(self, storage: Storage) -> str | None:
         """Own a prefix of a store; return the owner, if any."""
