@@ -76,8 +76,8 @@ class Loop:
         """Train to the end of the run, or until a callback ends the run."""
         trainer, num_empty = self.trainer, 0
         trainer.callbacks.begin_run()
-        begins_with_evaluation = trainer.config.eval_on_start or trainer.counts.evaluation_pending
-        trainer.callbacks.control.should_evaluate |= begins_with_evaluation and bool(trainer.data.evaluations)
+        is_due = trainer.counts.evaluation_pending or (trainer.config.eval_on_start and not self._step)
+        trainer.callbacks.control.should_evaluate |= is_due and bool(trainer.data.evaluations)
         self._do_what_is_due()
         while not self._is_over:
             self._skip()

@@ -106,7 +106,8 @@ def write_runs(root: Path) -> None:
             path = Path(f"runs/{name}/train_log.jsonl")
             records = [line for line in path.read_text().splitlines() if json.loads(line).get("step", 0) <= SAVED]
             path.write_text("".join(f"{line}\n" for line in records))
-            Path(f"runs/{name}/.run.lock").unlink()
+            for lock in Path(f"runs/{name}").rglob(".run.lock"):
+                lock.unlink()
             found[name] = {"log": log, "ledgers": ledgers(name)}
     write_json(root / "runs.json", found)
 

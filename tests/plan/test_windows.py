@@ -301,7 +301,7 @@ def test_a_window_is_finished_before_other_weights_and_sources_apply(
     if window is not None:
         packs, _ = run(former, cursor, -(-rest // window.global_batch), global_batch=window.global_batch)
         expected = [read for step in packs for read in step][:rest]
-    after = Cursor(step=0, sources=other.reach(cursor))
+    after = Cursor(step=0, sources=other.reach(cursor), shares=other.shares)
     found: Reads = []
     at = cursor
     while len(found) < rest + 24:

@@ -25,8 +25,8 @@ from lmms_stream.storage.locks import locked
 from lmms_stream.storage.owner import OWNER_NAME, Owner
 from lmms_stream.storage.storage import Storage, open_storage
 from lmms_stream.train.checkpoint.checkpoint import Checkpointer, checkpoints
-from lmms_stream.train.checkpoint.saving import STAGING_NAME, other_differences
-from lmms_stream.train.checkpoint.store import FileDigest, open_target, write_synced
+from lmms_stream.train.checkpoint.saving import STAGING_NAME, RunOwner, other_differences
+from lmms_stream.train.checkpoint.store import _OURS, FileDigest, open_target, write_synced
 from lmms_stream.train.checkpoint.tensors import NO_ROOM_BYTES, Stager, _failures, tensors_of
 from lmms_stream.train.report.train_log import read_log
 from lmms_stream.train.run.distributed import init_distributed
@@ -197,6 +197,21 @@ def test_the_latest_stay_and_nothing_else_is_deleted(group: None, location: str,
     assert steps_in(location) == [1, 3, 4, 9]
     assert [found.key for found in storage.list_objects("step-00000001/")] == ["step-00000001/notes.txt"]
     assert storage.read("notes.txt") == b"mine"
+
+
+def test_files_of_a_tokenizer_have_any_names(group: None, tmp_path: Path) -> None:
+    """A chat template is a file with a name of the user."""
+    location, parts = str(tmp_path / "checkpoints"), make_parts(0)
+    names = [f"model/{name}" for name in ("additional_chat_templates/tool use.jinja", "a+b.txt", "..c", "d/..e")]
+    with checkpointer(location, tmp_path, keep=1) as made:
+        for step in (1, 2):
+            made.save(*parts, step=step, state={"cursor": step}, documents=dict.fromkeys(names, b"x"))
+    found = resume(location, tmp_path)
+    assert found is not None
+    assert found[0] == 2
+    assert sorted(each.name for each in Path(location).iterdir()) == ["step-00000002"]
+    for outside in ("model/..", "model/../x", "model/.", "../x", "model/a/b/c"):
+        assert not _OURS.fullmatch(outside)
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -583,6 +598,27 @@ def test_two_runs_do_not_write_to_one_folder(setting: str, tmp_path: Path, monke
     assert trainer.train().global_step == 1
     with locked(folder / ".run.lock", timeout_s=0) as file:
         assert file is not None
+
+
+def test_a_live_run_has_its_checkpoints_by_any_setting(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmms_stream.train.checkpoint.saving.OTHER_RUN_S", 0.1)
+
+    def owner(name: str, checkpoint_dir: str | None = None) -> RunOwner:
+        output_dir = str(tmp_path / name)
+        return RunOwner(TrainConfig(output_dir=output_dir, checkpoint_dir=checkpoint_dir, global_batch=1, max_steps=1))
+
+    runs = owner("a"), owner("b", checkpoint_dir=str(tmp_path / "a" / "checkpoints"))
+    for first, second in (runs, runs[::-1]):
+        with (
+            first,
+            pytest.raises(TrainingError, match=r"to .*/a/checkpoints: it holds .* another train.checkpoint_dir"),
+        ):
+            second.__enter__()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with owner("a", checkpoint_dir=f"{tmp_path}/link/"):  # one folder has one lock
+        pass
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -73,7 +73,7 @@ def test_steps_that_are_passed_over_belong_to_their_epoch(run: Path, tmp_path: P
     trainer.train()
     assert trainer.step == last - 4 == trainer.schedule.length
     assert trainer.schedule.learning_rate == 0
-    assert [path.name for path in (tmp_path / "skipped" / "checkpoints").iterdir()] == [f"step-{last - 4:08d}"]
+    assert [path.name for path in (tmp_path / "skipped" / "checkpoints").glob("step-*")] == [f"step-{last - 4:08d}"]
 
 
 @pytest.mark.parametrize("is_last", [False, True])

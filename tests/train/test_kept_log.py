@@ -116,6 +116,11 @@ def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_chec
     assert read_digests(there) == [1, 2, 9]
     add(tmp_path / "later", 5, 7)
     assert read_digests(tmp_path / "later") == [1, 2, 3, 4, 0, 7]  # 0: not recorded
+    add(here, 5, 8, 8)  # another node did steps from 2 on again
+    for key, data in add(there, 2, 9, 10, 11).items():
+        storage.write(key, data)
+    add(here, 5)
+    assert read_digests(here) == [1, 2, 9, 10, 11]
     assert add(tmp_path / "alone", 1, kept_at=None) == {}
     assert read_digests(tmp_path / "alone") == [0]
     assert read_digests(tmp_path / "none") == []
@@ -125,7 +130,7 @@ def test_digests_are_cut_at_a_resume_and_restored_from_the_copy_next_to_the_chec
         (folder / DIGESTS_NAME).write_bytes(whole[:29])
         storage.write(f"log/{DIGESTS_NAME}", whole[:29])
         add(folder, 5, 7, kept_at=kept_at)
-        assert read_digests(folder) == [1, 2, 3, 0, 0, 7]  # not 5 bytes of a digest
+        assert read_digests(folder) == [1, 2, 9, 0, 0, 7]  # not 5 bytes of a digest
 
 
 def test_a_digest_that_the_disk_takes_in_part_is_an_error(tmp_path: Path) -> None:

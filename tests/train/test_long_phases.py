@@ -153,6 +153,23 @@ def test_an_evaluation_that_ended_is_not_repeated_unless_its_record_is_damaged(t
     assert losses(tmp_path / "default") == [*expected, expected[-1]]
 
 
+def test_a_resume_records_its_evaluation_where_both_folders_are_one_with_any_spelling(tmp_path: Path) -> None:
+    config = write_evaluated_run(tmp_path, max_steps=1, eval_steps=1, checkpoint_dir=f"{tmp_path}/./default/")
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(config, kind=Killed).train()
+    for _ in range(2):
+        trainer_of(config).train()
+    assert [step for step, _ in losses(tmp_path / "default")] == [1, 1]
+
+
+def test_a_resumed_run_does_not_evaluate_at_its_start_again(tmp_path: Path) -> None:
+    config = write_evaluated_run(tmp_path, max_steps=1, eval_on_start=True, eval_steps=2)
+    trainer_of(config).train()
+    expected = losses(tmp_path / "default")
+    trainer_of(config).train()
+    assert losses(tmp_path / "default") == expected
+
+
 def test_each_pack_of_an_evaluation_is_progress(tmp_path: Path) -> None:
     """Only a rank without progress stands still."""
     trainer = interrupted(write_evaluated_run(tmp_path, max_steps=1, eval_steps=1))

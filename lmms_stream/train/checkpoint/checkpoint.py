@@ -83,8 +83,9 @@ class Checkpointer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
         self.asynchronous = asynchronous
-        self._url, self._staging = url, staging
+        self._staging = staging
         self._target = open_target(url, staging=staging / f"rank-{self.rank}")
+        self.url = self._target.storage.url
         self._keep = keep
         # A group of its own: the collectives of the writing thread would mix with those of training.
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
@@ -233,7 +234,7 @@ class Checkpointer:
 
     def find(self, choice: str) -> Resumable | None:
         """See find_checkpoint."""
-        return find_checkpoint(self._url, choice=choice, staging=self._staging, group=self._group)
+        return find_checkpoint(self.url, choice=choice, staging=self._staging, group=self._group)
 
     def resume(
         self,

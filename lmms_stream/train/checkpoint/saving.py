@@ -49,13 +49,14 @@ logger = logging.getLogger("lmms_stream")
 
 
 class RunOwner:
-    """Context in which no other run can have the output_dir or the checkpoint_dir; all ranks enter it.
+    """Context in which no other run can have the output_dir or the folder of checkpoints; all ranks enter it.
 
     A run changes these folders only inside. Raises TrainingError if another run has one of them.
     """
 
     def __init__(self, args: TrainConfig):
-        self._args = args
+        checkpoints = checkpoints_url(args.output_dir, args.checkpoint_dir)
+        self._folders = {"output_dir": args.output_dir, "checkpoint_dir": checkpoints}  # by setting
         self._owned = ExitStack()  # locks of the folders, on rank 0
         self.check: Callable[[], None] = lambda: None  # see Owner.check
 
@@ -70,16 +71,11 @@ class RunOwner:
 
     def _own_folders(self) -> str | None:
         """Lock the folders of this run; return the reason if another run has a folder."""
-        named = {"output_dir": self._args.output_dir, "checkpoint_dir": self._args.checkpoint_dir}
-        for setting, folder in named.items():
-            if folder is None:
-                continue
+        self._locked: list[Path] = []
+        for setting, folder in self._folders.items():
             storage = open_storage(folder, retry=Retry(timeout_s=OWNER_TIMEOUT_S))
             try:
-                if isinstance(storage, LocalStorage):
-                    holder = self._lock(storage.folder)
-                else:
-                    holder = self._own(storage)
+                holder = self._lock(storage.folder) if isinstance(storage, LocalStorage) else self._own(storage)
             except (OSError, StorageError) as error:  # a file system without locks, a store without times
                 logger.warning("whether another run writes to %s is not known: %s", folder, error)
                 continue
@@ -92,11 +88,13 @@ class RunOwner:
         return None
 
     def _lock(self, folder: Path) -> str | None:
-        """Lock a folder; return the holder of the lock, if any."""
-        path = folder / LOCK_NAME
+        """Lock a folder, once; return the holder of the lock, if any."""
+        path = folder.resolve() / LOCK_NAME
+        if path in self._locked:  # checkpoint_dir is the output_dir
+            return None
         folder.mkdir(parents=True, exist_ok=True)
-        is_ours = self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) is not None
-        return None if is_ours else f"it holds {path}"
+        self._locked.append(path)
+        return None if self._owned.enter_context(locked(path, timeout_s=OTHER_RUN_S)) else f"it holds {path}"
 
     def _own(self, storage: Storage) -> str | None:
         """Own a prefix of a store; return the owner, if any."""
@@ -127,10 +125,9 @@ class RunSaver:
     ):
         self._model, self._optimizer, self._args = model, optimizer, args
         output_dir = Path(args.output_dir)
-        self.url = checkpoints_url(args.output_dir, args.checkpoint_dir)
         self._export, self._export_average = output_dir / EXPORT_NAME, output_dir / EXPORT_AVERAGE_NAME
         self._checkpointer = Checkpointer(
-            self.url,
+            checkpoints_url(args.output_dir, args.checkpoint_dir),
             staging=output_dir / STAGING_NAME,
             keep=args.save_total_limit,
             asynchronous=args.async_save,
@@ -138,6 +135,7 @@ class RunSaver:
             average=average,
         )
         self._checkpointer.check_owner = lambda: owner.check()
+        self.url = self._checkpointer.url
         self.steps, self.probe = self._checkpointer.steps, self._checkpointer.probe
         self.wait, self.find = self._checkpointer.wait, self._checkpointer.find
         self.end_evaluation = self._checkpointer.end_evaluation

@@ -42,7 +42,7 @@ _FOLDER = re.compile(r"step-(\d{8})")
 _TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
 _OURS = re.compile(
     r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|\.?evaluated\.json(\.\d+\.tmp)?|"
-    rf"{MODEL_FOLDER}/(\w+/)?[\w.-]+"
+    rf"{MODEL_FOLDER}(/(?!\.\.?(/|$))[^/]+){{1,2}}"  # names of chat templates are the user's
 )
 _CHUNK_BYTES = 1 << 23
 PROBE_S = 5.0

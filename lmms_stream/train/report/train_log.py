@@ -172,11 +172,12 @@ class StepDigests:
         with disk_errors(str(self._path), room=ROOM):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+b", buffering=0)
-            if kept_at is not None and self._file.seek(0, os.SEEK_END) < num_bytes:
-                with suppress(ObjectMissingError):
+            if kept_at is not None and step:
+                with suppress(ObjectMissingError):  # the file here may be of steps that another node did again
                     kept = open_storage(kept_at).read(_KEPT_NAME)
-                    self._file.truncate(0)
-                    self._file.write(kept)
+                    if len(kept) >= min(num_bytes, self._file.seek(0, os.SEEK_END)):
+                        self._file.truncate(0)
+                        self._file.write(kept)
             num_whole = self._file.seek(0, os.SEEK_END) // DIGEST_BYTES
             self._file.truncate(min(num_bytes, DIGEST_BYTES * num_whole))
             self._file.truncate(num_bytes)  # missing digests become 0, and so does one that a full disk cut
