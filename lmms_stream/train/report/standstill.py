@@ -260,16 +260,12 @@ def state_of(phase: Phase, *, frame: FrameType | None) -> RankState:
         file = frame.f_code.co_filename
         if depth < _LOOKED_AT:
             is_in_collective |= "/torch/distributed/" in file
-        if not at and not _is_library(file):
+        of_python = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
+        if not at and not of_python and not any(part in file for part in _NOT_NAMED):
             at = f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
         frame, depth = frame.f_back, depth + 1
     stands_s = time.monotonic() - phase.since_s
     return RankState(phase.number, phase.said, stands_s, at=at, is_in_collective=is_in_collective)
-
-
-def _is_library(file: str) -> bool:
-    of_python = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
-    return of_python or any(part in file for part in _NOT_NAMED)
 
 
 def verdict_of(states: Sequence[RankState | None], early: Sequence[RankState | None], *, rank: int) -> Blame:
