@@ -107,7 +107,7 @@ class RowTokenizer:
         made = self._read(row)
         input_ids, labels = list(made["input_ids"]), made.get("labels")
         if labels is None:
-            names = ("completion_mask",) * self.completion_only + ("assistant_masks",)
+            names = ("completion_mask", "assistant_masks") if self.completion_only else ("assistant_masks",)
             masks = [made[name] for name in names if made.get(name) is not None]
             learnt = [all(bits) for bits in zip(*masks, strict=True)] if masks else [True] * len(input_ids)
             labels = [each if is_learnt else IGNORED_LABEL for each, is_learnt in zip(input_ids, learnt, strict=True)]

@@ -238,7 +238,7 @@ def _sit_of(
             f"{source}: model_type {made.get('model_type')!r} of sit_trainer is not here: give sit, or name diffusers' "
             f"model by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
         )
-    said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
+    said: dict[str, Any] = {name: value for name, value in made.items() if name not in ("model_type", "config")}
     said = _asked(said | (made.get("config") or {}))
     if "cfg_scale" in said:
         warn([f"cfg_scale {said.pop('cfg_scale')} (of images that are drawn, not of training)"], source="model_config")
@@ -246,7 +246,7 @@ def _sit_of(
     for name, only in _SIT_ALONE.items():
         if said.get(name, only) != only:
             raise ConfigError(f"{source}: {name} is {said[name]!r}, and only {only!r} is followed here: leave it out")
-    sit = _SIT | said
+    sit: dict[str, Any] = _SIT | said
     if sit["hidden_size"] % sit["num_heads"]:
         raise ConfigError(
             f"{source}: hidden_size {sit['hidden_size']} is no multiple of num_heads {sit['num_heads']}: change one of "
