@@ -199,8 +199,11 @@ class ShardReader:
         shard = self._open.get(shard_id)
         if shard is None:
             shard = self._open_shard(shard_id, self.shards[shard_id][1])
-        if self._config.cache_limit is not None:
-            self._note_use(shard_id, shard)
+        if self._config.cache_limit is not None:  # for eviction of the least recently used
+            now = time.monotonic()
+            if shard_id != self._noted or now - self._noted_at >= _TOUCH_S:
+                self._noted, self._noted_at = shard_id, now
+                self.shards[shard_id][0].touch(shard.path)
         return shard
 
     def _open_shard(self, shard_id: int, info: ShardInfo, path: Path | None = None) -> AnyShard:
@@ -260,13 +263,6 @@ class ShardReader:
             self._open.close(shard_id)
         self._last_use = next(_USES)
         _close_idle(self)
-
-    def _note_use(self, shard_id: int, shard: AnyShard) -> None:
-        """Record the use of a shard after another shard, or after _TOUCH_S, for eviction of the least recently used."""
-        now = time.monotonic()
-        if shard_id != self._noted or now - self._noted_at >= _TOUCH_S:
-            self._noted, self._noted_at = shard_id, now
-            self.shards[shard_id][0].touch(shard.path)
 
     def _take(self, shard_id: int) -> Path:
         with self.waiting():

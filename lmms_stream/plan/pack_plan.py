@@ -36,12 +36,8 @@ _CHUNK = 1 << 22  # lengths per vectorized operation
 
 
 class KnownTokens(NamedTuple):
-    """The next packs of a source: numbers of packs of the current epoch and the next epochs, and tokens of each pack.
+    """Tokens of the next packs of a source, in one or more epochs. goes_on: whether the last epoch has more packs."""
 
-    goes_on: whether the current epoch has more packs.
-    """
-
-    counts: NDArray[np.int64]
     tokens: NDArray[np.int64]
     goes_on: bool
 
@@ -196,11 +192,10 @@ class PackPlan:
     def known_tokens(self, epoch: int, first: int, most: int) -> KnownTokens:
         """Return about the next `most` packs from a position on, with their tokens; see counts_tokens."""
         if self.short is not None:
-            counts, tokens = self.short.tokens(epoch)
-            return KnownTokens(counts, tokens[first:], False)
+            return KnownTokens(self.short.tokens(epoch)[first:], False)
         num_packs = self.num_packs(epoch)
         stop = min(num_packs, first + most)
-        return KnownTokens(np.array([num_packs]), self._epoch(epoch).tokens(first, stop), stop < num_packs)
+        return KnownTokens(self._epoch(epoch).tokens(first, stop), stop < num_packs)
 
     def count(self, epoch: int) -> None:
         """Count the packs of an epoch ahead of time, with a single thread."""

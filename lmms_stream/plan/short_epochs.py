@@ -7,6 +7,7 @@ The packs are kept as arrays, in runs of equally many epochs.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -93,8 +94,16 @@ class ShortEpochs:
 
     def counts(self, epoch: int) -> _Numbers:
         """Return the number of packs of an epoch, and of the known epochs after it: int64[1 or more]."""
-        if self._equal is not None:
-            return self._equal
+        return self._equal if self._equal is not None else self._joined(self._counts_of, epoch)
+
+    def _joined(self, of_run: Callable[[int], _Numbers], epoch: int) -> _Numbers:
+        """Return values from an epoch to the end of its run; near the end, also those of the next run."""
+        next_run = (epoch // self._run_epochs + 1) * self._run_epochs
+        is_near = 2 * (epoch % self._run_epochs) >= self._run_epochs
+        return np.append(of_run(epoch), of_run(next_run)) if is_near else of_run(epoch)
+
+    def _counts_of(self, epoch: int) -> _Numbers:
+        """Return the numbers of packs from an epoch to the end of its run."""
         number, at = divmod(epoch, self._run_epochs)
         if number not in self._counts:
             run = self._packed(number, self._counted) if isinstance(self._rules, EvenFit) else self._run(epoch)
@@ -105,12 +114,17 @@ class ShortEpochs:
         self._counts.move_to_end(number)
         return self._counts[number][at:]
 
-    def tokens(self, epoch: int) -> tuple[_Numbers, _Numbers]:
-        """Return the numbers of packs of some epochs from an epoch on, and the tokens of all their packs."""
-        run, at = self._run(epoch), epoch % self._run_epochs
-        offsets = run.offsets[run.first_packs[at] :]
-        lengths = run.segments.lengths[offsets[0] : offsets[-1]]
-        return np.diff(run.first_packs[at:]), np.add.reduceat(lengths, offsets[:-1] - offsets[0], dtype=np.int64)
+    def tokens(self, epoch: int) -> _Numbers:
+        """Return the tokens of all packs of some epochs from an epoch on."""
+        if self._equal is not None and self._equal[0] == 1:  # a pack of the same samples in each epoch
+            return np.repeat(self._tokens_of(0)[:1], 2 * RUN_EPOCHS)
+        return self._joined(self._tokens_of, epoch)
+
+    def _tokens_of(self, epoch: int) -> _Numbers:
+        """Return the tokens of the packs from an epoch to the end of its run."""
+        run = self._run(epoch)
+        offsets = run.offsets[run.first_packs[epoch % self._run_epochs] :]
+        return np.add.reduceat(run.segments.lengths[: offsets[-1]], offsets[:-1], dtype=np.int64)
 
     def num_packs(self, first: int, stop: int) -> int:
         """Return the number of packs of the epochs [first, stop) together; a whole run is counted only once."""
@@ -123,7 +137,7 @@ class ShortEpochs:
             if end - first == self._run_epochs and number in self._sums:
                 total += self._sums[number]
             else:
-                total += int(self.counts(first)[: end - first].sum())
+                total += int(self._counts_of(first)[: end - first].sum())
             first = end
         return total
 

@@ -246,6 +246,11 @@ class SourceTurns:
             self._next_epoch(number)
             if self._first_epochs[number] < self._num_epochs(name):
                 self._counts[number] = self._known(name, int(self._first_epochs[number]))
+                sizes = np.array([len(each) for each in self._counts])
+                for other in np.flatnonzero(2 * self._at > sizes).tolist():  # they soon end, too
+                    self._first_epochs[other] += self._at[other]
+                    self._at[other] = 0
+                    self._counts[other] = self._known(self.names[other], int(self._first_epochs[other]))
                 return
         before, epoch, packs = self.sources[name], self._first_epochs[number] + self._at[number], self._packs[number]
         credit = int(self._credits[number])
@@ -267,7 +272,9 @@ class SourceTurns:
         """Find the tokens of next packs where too few are known."""
         assert self._known_tokens is not None
         tokens, used, have, goes_on, _ = self._sizes
-        for number in np.flatnonzero((have == used) | (goes_on & (have - used < self._at_once))).tolist():
+        if not np.any(needs := (have == used) | (goes_on & (have - used < self._at_once))):
+            return
+        for number in np.flatnonzero(needs | (2 * used > have)).tolist():  # others soon need them, too
             epoch = int(self._first_epochs[number] + self._at[number])
             found = self._known_tokens(self.names[number], epoch, int(self._packs[number]), tokens.shape[1])
             used[number], have[number] = 0, min(len(found.tokens), tokens.shape[1])
@@ -374,7 +381,7 @@ class PlansByLength:
 
     def _has_changes(self, sources: Mapping[str, SourceCursor]) -> bool:
         """Return whether there are steps with changes, or a cursor has a change of former settings."""
-        return bool(self._steps) or any(at.changes for at in sources.values())
+        return bool(self._steps) or any(map(attrgetter("changes"), sources.values()))
 
     def numbers_of(self, other: PlansByLength) -> NDArray[np.int64]:
         """Return the number here of each number of another mixture."""

@@ -19,7 +19,7 @@ from ..types import Batch
 from .parts import TrainerParts
 from .report.alerts import ALERTS, Alerts, ids_on_host, tell
 from .report.train_log import StepDigests, digest_words
-from .run.counts import StepReading, TrainedOn, Unreached, Votes, agree
+from .run.counts import StepReading, TrainedGroup, TrainedOn, Unreached, Votes, agree
 from .run.distributed import gather_objects, seed_step
 from .run.flow import Flow, SaveClock
 from .run.optimizers import clip_gradients, step_if_finite
@@ -28,11 +28,11 @@ from .trainer_state import state_of
 
 
 class UnreadStep(NamedTuple):
-    """A step whose values the host has not read. units, media: of each logged objective and kind, over all ranks."""
+    """A step whose values the host has not read. units: of each logged objective, over all ranks."""
 
     reading: StepReading
     units: list[float]
-    media: list[float]
+    groups: list[TrainedGroup]
     step: int
     is_trained_on: bool
 
@@ -221,14 +221,15 @@ class Loop:
         trainer.steps.begin_step(counts.step)
         losses = trainer.training_step(batches, units)
         self._learning_rate = trainer.schedule.learning_rate
-        of_groups = self._unreached.norms(media)
+        groups = self._unreached.reached(media)
+        gradients = [each.gradient() for each in groups]
         with trainer.phases.doing("grad_norm"):
             grad_norm = clip_gradients(trainer.model.parameters(), config.max_grad_norm or math.inf)
-        reading = StepReading(grad_norm, losses, of_groups)
+        reading = StepReading(grad_norm, losses, gradients)
         self._update(grad_norm, reading, is_trained_on=is_trained_on)
         self.read()  # the step before, while the device does this one
         counts.step += 1
-        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), media, counts.step, is_trained_on)
+        self._unread = UnreadStep(reading, trainer.steps.units_of_logged(units), groups, counts.step, is_trained_on)
         trainer.phases.step = counts.step
         counts.tokens_seen += int(everyone.num_tokens)
         counts.samples_seen += int(everyone.num_samples)
@@ -272,10 +273,10 @@ class Loop:
 
     def _count(self, unread: UnreadStep) -> None:
         trainer, counts = self.trainer, self.trainer.counts
-        reading, units, media, step, is_trained_on = unread
-        grad_norm, losses, of_groups = reading.values
+        reading, units, groups, step, is_trained_on = unread
+        grad_norm, losses, gradients = reading.values
         if is_trained_on:
-            self._unreached.take(of_groups, media, step=step, world=trainer.world)
+            self._unreached.take(groups, gradients, step=step, world=trainer.world)
         trainer.meter.end_step(losses, units, grad_norm=grad_norm)
         self._alerts.end_reading(grad_norm)
         if is_trained_on and not math.isfinite(grad_norm):

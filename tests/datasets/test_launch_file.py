@@ -321,6 +321,45 @@ def test_a_launch_file_of_the_sit_trainer_is_of_diffusers_model(data: dict[str, 
 
 
 @pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        *[("trainer_args", {name: "false"}, f"{name} must be True or False, got 'false'")
+          for name in ("use_muon", "ema_enabled", "enable_profiler")],
+        ("trainer_args", {"fsdp_config": {"reshard_after_forward": "false"}}, "reshard_after_forward must be True or"),
+        ("trainer_args", {"ema_enabled": True, "ema_decay": 0}, "ema_decay must be above 0 and below 1, got 0"),
+        ("trainer_args", {"enable_profiler": True, "profiler_config": {"start_step": "1"}}, "start_step must be"),
+        ("trainer_args", {"freeze_modules": 5}, "freeze_modules must be a list of names, got 5: write"),
+        ("model_config", {"extra_kwargs": {"trust_remote_code": "false"}}, "trust_remote_code must be True or False"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["liger"], "rope": "false"}}, "rope must be True or"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": 5}}, "patch_type must be a list of names, got 5"),
+        ("model_config", {"monkey_patch_kwargs": {"patch_type": ["video"], "faster_token_stride": 0}}, "least 1"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_refused(
+    section: str, change: dict[str, Any], message: str, data: dict[str, Any]
+) -> None:
+    data[section] |= change
+    with pytest.raises(ConfigError, match=message):
+        planned_launch(data, source="f", world=World())
+
+
+def test_the_trust_of_a_processor_is_no_text(data: dict[str, Any]) -> None:
+    extra = {"extra_kwargs": {"trust_remote_code": "false"}}
+    data["dataset_config"]["processor_config"] |= extra
+    with pytest.raises(ConfigError, match="trust_remote_code must be True or False, got 'false'"):
+        processor_config_of(launch_of(data, source="f").dataset)
+
+
+def test_null_requests_nothing_in_every_section(data: dict[str, Any]) -> None:
+    data["trainer_args"]["fsdp_config"] = {}
+    expected = launch_of(data, source="f")
+    kernels = dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy", "use_rmpad", "patch_type"))
+    data["model_config"] |= {"monkey_patch_kwargs": kernels, "extra_kwargs": {"trust_remote_code": None}}
+    data["trainer_args"]["fsdp_config"] = {"reshard_after_forward": None, "hsdp_shard_size": None}
+    assert launch_of(data, source="f") == expected
+
+
+@pytest.mark.parametrize(
     ("section", "said", "message"),
     [
         ("trainer_args", {"ema_enabled": True, "ema_decay": "x"}, "ema_decay must be a number, got 'x'"),

@@ -33,10 +33,11 @@ from ..rounds import in_long_rounds
 
 ROOT = Path(__file__).parents[2]
 LOADERS = {"from_pretrained", "from_config"}
-# Calls without the setting: of classes that run no code, and of our processors, which are untrusted by default.
+OF_DOORS = {"load_processor", "load_processing_class", "media_processor"}
+# Calls without the setting: of classes that run no code, and of an export's processor, which is not trusted.
 WITHOUT = {
-    "AutoencoderKL.from_pretrained", "GenerationConfig.from_pretrained", "MultimodalProcessor.from_pretrained",
-    "config_class.from_pretrained", "kind.from_pretrained", "kind.from_config",
+    "AutoencoderKL.from_pretrained", "GenerationConfig.from_pretrained", "config_class.from_pretrained",
+    "kind.from_pretrained", "kind.from_config",
     "imported('processors.multimodal:MultimodalProcessor').from_pretrained",
 }  # fmt: skip
 REFUSED = "has its own Python files, which can run any code: read the files, and set trust_remote_code to true"
@@ -46,8 +47,10 @@ def loads(folder: Path) -> list[tuple[str, ast.Call]]:
     """Calls that load a tokenizer, a processor or a model, with their class."""
     calls = []
     texts = (path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-    for text in (text for text in texts if any(f".{name}(" in text for name in LOADERS)):
+    for text in (text for text in texts if any(f"{name}(" in text for name in LOADERS | OF_DOORS)):
         for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OF_DOORS:
+                calls.append((node.func.id, node))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOADERS:
                 owner = node.func.value
                 name = owner.attr if isinstance(owner, ast.Attribute) else ast.unparse(owner)

@@ -339,11 +339,11 @@ def test_a_group_without_a_gradient_in_the_first_steps_that_reach_it_is_named(ca
         for name in ("text", "between", "seen"):
             parts[name].weight.grad = torch.full((2, 2), 1e-30 if name == "text" or step % 3 == 0 else 0.0)
         parts["blind"].weight.grad = torch.zeros(2, 2)
-        norms = [float(each) for each in groups.norms(media)]
-        groups.take(norms, media, step=step, world=world)
+        reached = groups.reached(media)
+        groups.take(reached, [float(each.gradient()) for each in reached], step=step, world=world)
     told = [each.getMessage().removeprefix("no gradient has reached the parameters of ") for each in caplog.records]
     assert [each.partition(":")[0] for each in told] == [
         "train.groups 'extra.*' in the first 20 steps that should, up to step 20",
         "train.groups '*', of audio in the first 20 steps that should, up to step 60",
     ]
-    assert groups.norms([1.0, 1.0, 1.0]) == []
+    assert groups.reached([1.0, 1.0, 1.0]) == []

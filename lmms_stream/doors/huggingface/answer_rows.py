@@ -210,9 +210,9 @@ class WholeChatsProcessor(MultimodalProcessor):
     """
 
     @staticmethod
-    def of(path: str) -> WholeChatsProcessor:
+    def of(path: str, *, trust_remote_code: bool) -> WholeChatsProcessor:
         """Load the processor of a folder."""
-        made = MultimodalProcessor.from_pretrained(path, learn_stop=None)
+        made = MultimodalProcessor.from_pretrained(path, learn_stop=None, trust_remote_code=trust_remote_code)
         return WholeChatsProcessor(made.tokenizer, made.family, learn_stop=None)
 
     @property
@@ -227,12 +227,13 @@ class WholeChatsProcessor(MultimodalProcessor):
         return made  # type: ignore[no-any-return]
 
 
-def media_processor(path: str, *, objective: Compared | None, learns_all: bool) -> Any:
+def media_processor(path: str, *, objective: Compared | None, learns_all: bool, trust_remote_code: bool) -> Any:
     """Return the processor of chats with media. learns_all: train on all messages, instead of only the assistant's."""
-    if objective is not None:
-        made = MultimodalProcessor.from_pretrained(path, learn="last", learn_stop=None)
-        return MediaPreferenceProcessor(made, objective=objective)
-    return WholeChatsProcessor.of(path) if learns_all else MultimodalProcessor.from_pretrained(path)
+    if learns_all and objective is None:
+        return WholeChatsProcessor.of(path, trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {} if objective is None else {"learn": "last", "learn_stop": None}
+    made = MultimodalProcessor.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+    return made if objective is None else MediaPreferenceProcessor(made, objective=objective)
 
 
 def _leaves(feature: Any) -> Iterator[Any]:

@@ -64,6 +64,7 @@ class Conversion:
     world: World
     objective: Compared | None = None
     has_media: bool = False
+    trust_remote_code: bool = False
     wait_s: float = WAIT_S
 
     def stored(self, dataset: Any, *, name: str) -> Path:
@@ -97,7 +98,9 @@ class Conversion:
         made = _tokenizer_folder(folder)
         if self.has_media:
             learns_all = not (self.settings.completion_only or self.settings.assistant_only)
-            processor: Processor = media_processor(str(made), objective=self.objective, learns_all=learns_all)
+            processor: Processor = media_processor(
+                str(made), objective=self.objective, learns_all=learns_all, trust_remote_code=self.trust_remote_code
+            )
             return processor
         tokenizer = fast_tokenizer(self.processing_class, name=str(made))
         if self.objective is not None:

@@ -74,7 +74,9 @@ class GivenData:
         if isinstance(given, PackedDataset) or hasattr(given, "core"):
             core_of(given)
             return given  # type: ignore[no-any-return]
-        if isinstance(given, Mapping) and (name != "train_dataset" or not _is_dataset_dict(given)):
+        if isinstance(given, Mapping) and (
+            name != "train_dataset" or type(given).__module__.partition(".")[0] != "datasets"
+        ):
             return self._several(given, name, packs=packs)
         self._check_skipped(given, name)
         conversion = self._conversion(given, packs=packs)
@@ -126,6 +128,7 @@ class GivenData:
             world=self._world,
             objective=self._given.objective,
             has_media=has_media,
+            trust_remote_code=self._trusts,
         )
 
     def _found_processing_class(self) -> Any:
@@ -136,9 +139,12 @@ class GivenData:
             raise ConfigError(
                 "processing_class is missing, and the model has no folder or name that may have a tokenizer: give one"
             )
+        return load_processing_class(name, trust_remote_code=self._trusts)
+
+    @property
+    def _trusts(self) -> bool:
         options = option(self._arguments, "model_init_kwargs") or {}
-        trusts = options.get("trust_remote_code", option(self._arguments, "trust_remote_code"))
-        return load_processing_class(name, trust_remote_code=bool(trusts))
+        return bool(options.get("trust_remote_code", option(self._arguments, "trust_remote_code")))
 
     def _packing(self, folder: Path, conversion: Conversion, *, packs: bool) -> PackingConfig:
         """Return the packing config: packs of max_length; without packing, one sample per pack, already cut."""
@@ -153,7 +159,9 @@ class GivenData:
             if length is None:
                 raise ConfigError("args.packing needs args.max_length, the tokens of a pack: set it")
             return PackingConfig(packing_length=length, strategy=self._strategy(), overlong=_OVERLONG[strategy])
-        num_samples, num_answers = self._samples_of_pack(), 2 if conversion.objective == "dpo" else 1
+        # of a pack without packing: for KTO a batch, to pair prompts with answers of other prompts
+        num_samples = device_batch(self._arguments, self._world) if self._given.objective == "kto" else 1
+        num_answers = 2 if conversion.objective == "dpo" else 1
         if length is None or self._skips_preparing:
             whole = conversion.opened(
                 folder, packing=PackingConfig(packing_length=MAX_PACKING_LENGTH), order=OrderConfig()
@@ -166,10 +174,6 @@ class GivenData:
             max_samples_per_pack=num_samples,
         )
 
-    def _samples_of_pack(self) -> int:
-        """Return samples per pack without packing: for KTO a batch, to pair prompts with answers of other prompts."""
-        return device_batch(self._arguments, self._world) if self._given.objective == "kto" else 1
-
     def _strategy(self) -> str:
         """Return the packing strategy: next_fit keeps the order of the rows."""
         return "best_fit" if self._order().shuffle else "next_fit"
@@ -178,10 +182,6 @@ class GivenData:
         arguments = self._arguments
         seed = int(arguments.seed if arguments.data_seed is None else arguments.data_seed)
         return OrderConfig(seed=seed, shuffle=getattr(arguments, "train_sampling_strategy", None) != "sequential")
-
-
-def _is_dataset_dict(given: Mapping[str, Any]) -> bool:
-    return type(given).__module__.partition(".")[0] == "datasets"
 
 
 def open_config(config: DatasetConfig, world: World) -> Packed:

@@ -72,14 +72,6 @@ def _default_accelerator(value: Any) -> bool:
     return bool(AcceleratorConfig(**{**fields, "split_batches": False}) == AcceleratorConfig())
 
 
-def _default_fsdp(value: Any) -> bool:
-    return not any((value or {}).values())
-
-
-def _default_logging_dir(value: Any) -> bool:
-    return value is None or f"{os.sep}runs{os.sep}" in str(value)
-
-
 ROWS = (
     honoured("output_dir", "output_dir"),
     moot("overwrite_output_dir", "a run never empties its output_dir; train(resume_from_checkpoint=…) says what is resumed"),
@@ -111,7 +103,8 @@ ROWS = (
     honoured("log_level", "the level of transformers' loggers; the run's own is that of the logger lmms_stream"),
     honoured("log_level_replica", "the same on other ranks"),
     moot("log_on_each_node", "rank 0 logs"),
-    moot("logging_dir", "records go to train_log.jsonl and tensorboard/ in output_dir", _default_logging_dir),
+    moot("logging_dir", "records go to train_log.jsonl and tensorboard/ in output_dir",
+         lambda value: value is None or f"{os.sep}runs{os.sep}" in str(value)),
     honoured("logging_strategy", "when records are written: at steps, at the end of epochs, or never"),
     honoured("logging_first_step", "whether the first step is a record"),
     honoured("logging_steps", "logging_steps; below 1 a share of the run, as in transformers"),
@@ -156,7 +149,8 @@ ROWS = (
     moot("ignore_data_skip", "a run resumes at its cursor at once, without reading what came before"),
     refused("fsdp", "the model is sharded with FSDP2 in any case, its parameters never offloaded: leave fsdp out", lambda value: not value or {str(getattr(each, "value", each)) for each in value} <= {"full_shard", "auto_wrap"}),
     refused("fsdp_min_num_params", "blocks are sharded one by one: leave it out"),
-    refused("fsdp_config", "blocks are sharded one by one, as the model names them: leave it out", _default_fsdp),
+    refused("fsdp_config", "blocks are sharded one by one, as the model names them: leave it out",
+            lambda value: not any((value or {}).values())),
     refused("fsdp_transformer_layer_cls_to_wrap", "the model names its blocks: leave it out, or give a TrainConfig with fsdp.wrap"),
     refused("accelerator_config", "accelerate does not run the loop: leave all but split_batches out", _default_accelerator),
     refused("parallelism_config", "ranks that share a model or its tokens are settings of a run: leave it out, or give a TrainConfig with tensor_parallel, sequence_parallel or shard_ranks"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -107,7 +107,8 @@ class RowTokenizer:
         made = self._read(row)
         input_ids, labels = list(made["input_ids"]), made.get("labels")
         if labels is None:
-            masks = [made[name] for name in self._masks() if made.get(name) is not None]
+            names = ("completion_mask", "assistant_masks") if self.completion_only else ("assistant_masks",)
+            masks = [made[name] for name in names if made.get(name) is not None]
             learnt = [all(bits) for bits in zip(*masks, strict=True)] if masks else [True] * len(input_ids)
             labels = [each if is_learnt else IGNORED_LABEL for each, is_learnt in zip(input_ids, learnt, strict=True)]
         limit = self._settings.max_length
@@ -115,11 +116,6 @@ class RowTokenizer:
             kept = slice(-limit, None) if self._settings.keeps_end else slice(None, limit)
             input_ids, labels = input_ids[kept], labels[kept]
         return [{"input_ids": input_ids, "labels": list(labels)}]
-
-    def _masks(self) -> Iterator[str]:
-        if self.completion_only:
-            yield "completion_mask"
-        yield "assistant_masks"
 
     def _kind_of(self, first: Row) -> Kind:
         if "input_ids" in first:

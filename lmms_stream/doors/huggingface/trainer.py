@@ -150,10 +150,11 @@ class FSDP2SFTTrainer(PackedTrainer):
         name = getattr(strategy, "value", strategy)
         if eval_dataset is None and name != "no":
             raise ConfigError(f"args.eval_strategy is {name}, and there is no eval_dataset: pass one, or set it to no")
+        of_task = getattr(task, "name", None)
         given = TrainerInputs(
             model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, data_collator=data_collator,
             processing_class=processing_class, formatting_func=formatting_func, peft_config=peft_config,
-            quantization_config=quantization_config, objective=_compared_by(task),
+            quantization_config=quantization_config, objective=of_task if of_task in get_args(Compared) else None,
         )  # fmt: skip
         inputs = _run_inputs(given)
         self.args: Any = args if args is not None else inputs.arguments
@@ -402,12 +403,6 @@ def _refused(name: str, remedy: str) -> Callable[..., NoReturn]:
 
 for _name, _remedy in _REFUSED.items():
     setattr(FSDP2SFTTrainer, _name, _refused(_name, _remedy))
-
-
-def _compared_by(task: Task | None) -> Compared | None:
-    """Return the objective of a task that compares answers; None for another task."""
-    name = getattr(task, "name", None)
-    return name if name in get_args(Compared) else None
 
 
 def _run_inputs(given: TrainerInputs) -> RunInputs:

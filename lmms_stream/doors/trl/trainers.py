@@ -79,7 +79,8 @@ class _AnswersTrainer(FSDP2SFTTrainer):
         **unknown: Any,
     ):
         check_keywords(type(self), unknown)
-        args = args if args is not None else self._default_arguments(model)
+        if args is None:
+            args = self._config()(f"{Path(name_of(model) or 'model').name}-{self.kind.upper()}")
         if type(args).__module__.startswith("trl.") and not isinstance(args, self._config()):
             raise ConfigError(
                 f"args is a {type(args).__name__}: give {type(self).__name__} a {self._config().__name__}"
@@ -103,10 +104,6 @@ class _AnswersTrainer(FSDP2SFTTrainer):
         import trl
 
         return getattr(trl, f"{self.kind.upper()}Config")  # type: ignore[no-any-return]
-
-    def _default_arguments(self, model: Any) -> Any:
-        name = Path(name_of(model) or "model").name
-        return self._config()(f"{name}-{self.kind.upper()}")
 
     def _task(self, args: Any) -> Task:
         raise NotImplementedError

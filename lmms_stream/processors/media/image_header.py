@@ -111,8 +111,10 @@ def check_image(data: bytes) -> None:
                     f"it has {num_frames} frames of {image.width} x {image.height} pixels, more than "
                     f"{MAX_DECODED_PIXELS} in all: store it as a video"
                 )
-            if image.format in JPEG_FORMATS and _is_whole_jpeg(data, image):
-                return
+            if image.format in JPEG_FORMATS:
+                colors: Literal["RGB", "CMYK"] = "CMYK" if image.mode == "CMYK" else "RGB"
+                if strictly_decoded(data, width=image.width, height=image.height, colors=colors) is not None:
+                    return  # otherwise Pillow decides
             for number in range(num_frames):
                 image.seek(number)
                 image.load()
@@ -122,12 +124,6 @@ def check_image(data: bytes) -> None:
             raise
         except Exception as error:  # any error of Pillow for damaged bytes
             raise DataError(f"it cannot be decoded ({error!r}): repair or remove it") from error
-
-
-def _is_whole_jpeg(data: bytes, image: Image) -> bool:
-    """Return whether a JPEG is decoded completely; DataError for missing pixels; False if Pillow must decide."""
-    colors: Literal["RGB", "CMYK"] = "CMYK" if image.mode == "CMYK" else "RGB"
-    return strictly_decoded(data, width=image.width, height=image.height, colors=colors) is not None
 
 
 def orientation_of(image: Image) -> int:

@@ -128,8 +128,8 @@ def mel_filters(num_bins: int, num_points: int, rate: int) -> NDArray[np.float64
 
     Triangles of equal area between points that are evenly spaced on Slaney's scale.
     """
-    ends = _mel(np.array([0.0, 8000.0]))
-    mel = np.linspace(ends[0], ends[1], num_bins + 2)
+    top = 15.0 + np.log(8000.0 / 1000.0) * (27.0 / np.log(6.4))  # Slaney's scale: linear to 1000 Hz (15 mel)
+    mel = np.linspace(0.0, top, num_bins + 2)
     points = np.where(mel >= 15.0, 1000.0 * np.exp(np.log(6.4) / 27.0 * (mel - 15.0)), 200.0 * mel / 3.0)
     frequencies = np.linspace(0, rate // 2, num_points // 2 + 1)
     slopes = points[None] - frequencies[:, None]
@@ -137,12 +137,6 @@ def mel_filters(num_bins: int, num_points: int, rate: int) -> NDArray[np.float64
     filters = np.maximum(0.0, np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]))
     scaled: NDArray[np.float64] = filters * (2.0 / (points[2:] - points[:-2]))[None]
     return scaled
-
-
-def _mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Slaney's scale: linear to 1000 Hz (15 mel), logarithmic above."""
-    logarithmic = 15.0 + np.log(np.maximum(hertz, 1000.0) / 1000.0) * (27.0 / np.log(6.4))
-    return np.where(hertz >= 1000.0, logarithmic, 3.0 * hertz / 200.0)
 
 
 def mel_features(

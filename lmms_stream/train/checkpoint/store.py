@@ -16,8 +16,8 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 COMPLETE_NAME = "complete.json"
 STATE_NAME = "trainer.json"
-EVALUATED_NAME = "evaluated.json"  # written after the others: the state after a pending evaluation
 METADATA_NAME = ".metadata"
 TIED = "tied"  # in the state of a checkpoint: see tied_names
 MODEL_FOLDER = "model"  # a transformers folder without the weights
@@ -41,7 +40,7 @@ FORMAT = 1
 _FOLDER = re.compile(r"step-(\d{8})")
 _TEMPORARY = re.compile(r"\.step-\d{8}\.tmp")
 _OURS = re.compile(
-    r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|complete\.json|trainer\.json|\.?evaluated\.json(\.\d+\.tmp)?|"
+    r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.?(complete|evaluated)\.json(\.\d+\.tmp)?|trainer\.json|"
     rf"{MODEL_FOLDER}(/(?!\.\.?(/|$))[^/]+){{1,2}}"  # names of chat templates are the user's
 )
 _CHUNK_BYTES = 1 << 23
@@ -286,7 +285,7 @@ def step_of(name: str) -> int | None:
 def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
     """Read list and state of a checkpoint, and check names and sizes of the files; DamagedError names the file."""
     where = f"{storage.url}/{folder_name(step)}"
-    files = _read_manifest(storage, step, where)
+    files, evaluated = _read_manifest(storage, step, where)
     stored = {found.key.partition("/")[2]: found for found in storage.list_objects(f"{folder_name(step)}/")}
     for name, digest in files.items():
         if name not in stored:
@@ -296,21 +295,17 @@ def read_checkpoint(storage: Storage, step: int) -> Checkpoint:
     text = storage.read(f"{folder_name(step)}/{STATE_NAME}")
     if xxhash.xxh3_64(text).hexdigest() != files[STATE_NAME].xxh3:
         raise DamagedError(f"{where}/{STATE_NAME} was changed after writing: its checksum differs")
-    state = json.loads(text)
-    if EVALUATED_NAME in stored:
-        with suppress(ValueError, LookupError, TypeError, ObjectMissingError):  # damaged: it is evaluated again
-            evaluated = json.loads(storage.read(f"{folder_name(step)}/{EVALUATED_NAME}"))
-            if evaluated["xxh3"] == _digest_of({"state": evaluated["state"], "files": _listed(files)}):
-                state |= evaluated["state"]
-    return Checkpoint(where=where, step=step, files=files, state=state)
+    return Checkpoint(where=where, step=step, files=files, state=json.loads(text) | evaluated)
 
 
 def write_evaluated(storage: Storage, step: int, state: Mapping[str, Any]) -> None:
-    """Add to a checkpoint its state after an evaluation that was pending; DamagedError without the checkpoint."""
-    files = _read_manifest(storage, step, f"{storage.url}/{folder_name(step)}")
-    content = {"state": json.loads(json.dumps(state)), "files": _listed(files)}  # of no other checkpoint of this step
-    text = json.dumps({"state": content["state"], "xxh3": _digest_of(content)}, indent=1)
-    storage.write(f"{folder_name(step)}/{EVALUATED_NAME}", text.encode() + b"\n")
+    """Add to complete.json the state after an evaluation that was pending; DamagedError without the checkpoint."""
+    files, _ = _read_manifest(storage, step, f"{storage.url}/{folder_name(step)}")
+    key, data = f"{folder_name(step)}/{COMPLETE_NAME}", _manifest(step, files, json.loads(json.dumps(state)))
+    if isinstance(storage, LocalStorage):
+        storage.write_with(key, partial(write_synced, data=data))
+    else:
+        storage.write(key, data)
 
 
 def remove(storage: Storage, step: int) -> None:
@@ -352,20 +347,18 @@ def _check(path: Path, checkpoint: Checkpoint, name: str) -> None:
         raise DamagedError(f"{checkpoint.where}/{name} was changed after writing: its checksum differs")
 
 
-def _manifest(step: int, files: Mapping[str, FileDigest]) -> bytes:
-    content = {"format": FORMAT, "step": step, "files": _listed(files)}
+def _manifest(step: int, files: Mapping[str, FileDigest], evaluated: Mapping[str, Any] | None = None) -> bytes:
+    content: dict[str, Any] = {"format": FORMAT, "step": step, "files": {n: asdict(files[n]) for n in sorted(files)}}
+    content |= {"evaluated": evaluated} if evaluated else {}
     return json.dumps({**content, "xxh3": _digest_of(content)}, indent=1).encode() + b"\n"
-
-
-def _listed(files: Mapping[str, FileDigest]) -> dict[str, Any]:
-    return {name: asdict(files[name]) for name in sorted(files)}
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(storage: Storage, step: int, where: str) -> dict[str, FileDigest]:
+def _read_manifest(storage: Storage, step: int, where: str) -> tuple[dict[str, FileDigest], dict[str, Any]]:
+    """Return the files of a checkpoint, and the state after an evaluation that was pending, if any."""
     try:
         content = json.loads(storage.read(f"{folder_name(step)}/{COMPLETE_NAME}"))
     except ObjectMissingError as error:
@@ -380,7 +373,8 @@ def _read_manifest(storage: Storage, step: int, where: str) -> dict[str, FileDig
         )
     if strange := [name for name in content["files"] if not _OURS.fullmatch(name)]:
         raise DamagedError(f"{where}/{COMPLETE_NAME} names {strange[0]!r}, which is not a file of a checkpoint")
-    return {name: FileDigest(**digest) for name, digest in content["files"].items()}
+    files = {name: FileDigest(**digest) for name, digest in content["files"].items()}
+    return files, content.get("evaluated", {})
 
 
 # Names of exports and of their files.

@@ -139,7 +139,10 @@ class _Proof:
             if self._model.is_causal:
                 return "does not keep tokens from seeing those that they are to predict"
             return "does not let tokens see those behind them"
-        if self._differs_from_alone():
+        if any(
+            self._differs(self._packed[rows], alone, allowed=self._tolerances.alone, noise=self._noise_of_shapes)
+            for rows, alone in zip(self._rows, self._alone, strict=True)
+        ):
             return "predicts another thing for a sample in a pack than for the sample alone"
         return None
 
@@ -163,13 +166,6 @@ class _Proof:
         rows = self._rows[-1]
         noise = self._noise_of_experts if self._model.is_causal else lambda: 0.0
         return self._differs(self._packed[rows][:-1], changed[rows][:-1], noise=noise)
-
-    def _differs_from_alone(self) -> bool:
-        allowed = self._tolerances.alone
-        return any(
-            self._differs(self._packed[rows], alone, allowed=allowed, noise=self._noise_of_shapes)
-            for rows, alone in zip(self._rows, self._alone, strict=True)
-        )
 
     def _differs(
         self, one: torch.Tensor, two: torch.Tensor, *, allowed: float | None = None, noise: Callable[[], float]

@@ -83,7 +83,10 @@ def _described(model: PackedModel, device: torch.device, *, bf16: bool) -> dict[
         *(ALL_ATTENTION_FUNCTIONS[name] for name in attentions if name in ALL_ATTENTION_FUNCTIONS),
     ]
     is_gpu = device.type == "cuda"
-    lengths = _length_class(model) if is_gpu else None  # all ranks exchange it, whatever is installed on a node
+    lengths: list[int] | None = None  # bits of the tokens of a usual pack and of its longest sample, over ranks
+    if is_gpu:  # all ranks exchange them, whatever is installed on a node
+        usual = [int(each) for each in model.usual_lengths()] or [0]
+        lengths = [int(slowest(float(each))).bit_length() for each in (sum(usual), max(usual))]
     if not all(map(_is_of_packages, functions)):
         return None
     config = json.loads(inner.config.to_json_string(use_diff=False))
@@ -103,12 +106,6 @@ def _described(model: PackedModel, device: torch.device, *, bf16: bool) -> dict[
         "numbers": [bf16, uses_tf32(device), torch.are_deterministic_algorithms_enabled()],
         "lengths": lengths if len(attentions) > 2 else None,
     }
-
-
-def _length_class(model: PackedModel) -> list[int]:
-    """Return the tokens of a usual pack and of its longest sample, over ranks, as numbers of bits."""
-    lengths = [int(each) for each in model.usual_lengths()] or [0]
-    return [int(slowest(float(each))).bit_length() for each in (sum(lengths), max(lengths))]
 
 
 def _is_of_packages(code: Any) -> bool:

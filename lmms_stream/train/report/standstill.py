@@ -260,16 +260,12 @@ def state_of(phase: Phase, *, frame: FrameType | None) -> RankState:
         file = frame.f_code.co_filename
         if depth < _LOOKED_AT:
             is_in_collective |= "/torch/distributed/" in file
-        if not at and not _is_library(file):
+        of_python = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
+        if not at and not of_python and not any(part in file for part in _NOT_NAMED):
             at = f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
         frame, depth = frame.f_back, depth + 1
     stands_s = time.monotonic() - phase.since_s
     return RankState(phase.number, phase.said, stands_s, at=at, is_in_collective=is_in_collective)
-
-
-def _is_library(file: str) -> bool:
-    of_python = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
-    return of_python or any(part in file for part in _NOT_NAMED)
 
 
 def verdict_of(states: Sequence[RankState | None], early: Sequence[RankState | None], *, rank: int) -> Blame:
@@ -283,7 +279,12 @@ def verdict_of(states: Sequence[RankState | None], early: Sequence[RankState | N
         behind = [other for other in behind if not answering[other].is_in_collective]
     if len(behind) == len(answering) and not silent:
         behind = []
-    named = [_silent_sentence(other, states[other]) for other in silent]
+    named = [
+        f"rank {other} does not answer (it was stopped, is dead, or C code keeps Python's lock); when it was last "
+        f"heard of, it was {state.said}"
+        for other in silent
+        if (state := states[other]) is not None
+    ]
     named += [_behind_sentence(other, answering[other]) for other in behind if not silent]
     unknown = "all ranks wait alike, and which of them the others wait for is in their stacks"
     waiting = [other for other in answering if other not in behind] or list(answering) or [rank]
@@ -296,14 +297,6 @@ def _is_silent(state: RankState | None, early: Sequence[RankState | None], other
         return False
     before = early[other]
     return state is not None and before is not None and state.beat == before.beat and not state.ended
-
-
-def _silent_sentence(rank: int, state: RankState | None) -> str:
-    assert state is not None
-    return (
-        f"rank {rank} does not answer (it was stopped, is dead, or C code keeps Python's lock); when it was last heard "
-        f"of, it was {state.said}"
-    )
 
 
 def _behind_sentence(rank: int, state: RankState) -> str:

@@ -176,71 +176,68 @@ class StepReading:
 STEPS_WITHOUT_GRADIENT = 20  # steps that reach a group, before the warning
 
 
-class Unreached:
-    """Warns of each group of trained parameters without a gradient in the first steps for this group.
+@dataclass(eq=False)
+class TrainedGroup:
+    """Parameters of a pattern of train.groups in towers for some kinds of media, or outside of towers."""
 
-    A group: the parameters of a pattern of train.groups, of each tower separately. Steps with its medium reach a tower;
-    steps with all media reach parameters between towers and text model. Every step with something to train on reaches
-    other groups.
+    pattern: str
+    kinds: frozenset[str]  # any of them reaches the group; without kinds each step does
+    parameters: list[torch.Tensor] = field(default_factory=list)
+    num_steps: int = 0  # steps that reached the group, at most STEPS_WITHOUT_GRADIENT and the steps not yet read
+    has_gradient: bool = False  # on this rank
+
+    def gradient(self) -> torch.Tensor:
+        """Return the sum of magnitudes of this rank's gradients, on the device: squares of small numbers are 0."""
+        gradients = [local(each.grad) for each in self.parameters if each.grad is not None]
+        nothing = local(self.parameters[0]).new_zeros(())
+        return torch.stack(torch._foreach_norm(gradients, 1)).sum() if gradients else nothing
+
+
+class Unreached:
+    """Warns of each group of trained parameters without a gradient in the first steps that reach the group.
+
+    Steps with media of a tower reach its groups, and steps with any media the parameters between towers and text model.
     """
 
     def __init__(self, model: Any, patterns: Iterable[str]):
         towers: dict[int, set[str]] = {}  # by id of a parameter: kinds of media
+        text = [getattr(model.model, name, lambda: None)() for name in ("get_decoder", "get_output_embeddings")]
+        for part in text:
+            towers |= {id(each): set() for each in (() if part is None else part.parameters())}
         for kind, tower in model.towers.items():
             for each in tower.parameters():
                 towers.setdefault(id(each), set()).add(kind)
-        text = [getattr(model.model, name, lambda: None)() for name in ("get_decoder", "get_output_embeddings")]
-        of_text = {id(each) for part in text if part is not None for each in part.parameters()}
-        groups: dict[tuple[str, str], list[torch.Tensor]] = {}
+        groups: dict[tuple[str, frozenset[str]], TrainedGroup] = {}
         for name, each in model.model.named_parameters():
             if each.requires_grad:
                 pattern = next((one for one in patterns if one != "*" and fnmatchcase(name, one)), "*")
-                kinds = towers.get(id(each), set() if id(each) in of_text else {*model.towers})
-                groups.setdefault((pattern, "+" * (id(each) not in towers) + ",".join(sorted(kinds))), []).append(each)
-        self._kinds, self._family = sorted(model.towers), model.family
-        self._groups, self._num_steps, self._has_gradient = groups, [0] * len(groups), [False] * len(groups)
+                key = pattern, frozenset(towers.get(id(each), model.towers))
+                groups.setdefault(key, TrainedGroup(*key)).parameters.append(each)
+        self._kinds, self._family, self._groups = sorted(model.towers), model.family, [*groups.values()]
 
     def media(self, batches: Sequence[Batch]) -> list[float]:
         """Return the number of batches with each kind of media."""
         present = [self._family.kinds_of(batch.inputs) for batch in batches] if self._kinds else []
         return [float(sum(kind in each for each in present)) for kind in self._kinds]
 
-    def norms(self, media: Sequence[float]) -> list[torch.Tensor]:
-        """Return the sum of sizes of this rank's gradients of each group, on the device; [] if no group needs it.
-
-        media: numbers of batches on all ranks.
-        """
-        pairs = zip(self._num_steps, self._has_gradient, self._reached(media), strict=True)
-        if not any(each < STEPS_WITHOUT_GRADIENT and not found and reached for each, found, reached in pairs):
-            return []
-        norms = []
-        for group in self._groups.values():
-            found = [local(each.grad) for each in group if each.grad is not None]
-            # the sum of magnitudes, because squares of small numbers are 0
-            norms.append(torch.stack(torch._foreach_norm(found, 1)).sum() if found else local(group[0]).new_zeros(()))
-        return norms
-
-    def _reached(self, media: Sequence[float]) -> list[bool]:
-        """Return whether a step reaches each group."""
+    def reached(self, media: Sequence[float]) -> list[TrainedGroup]:
+        """Return the groups that a step reaches, of those without enough steps. media: of batches on all ranks."""
         present = {kind for kind, count in zip(self._kinds, media, strict=True) if count}
-        needed = [({*kinds.strip("+").split(",")} - {""}, kinds.startswith("+")) for _, kinds in self._groups]
-        return [kinds <= present if needs_all else bool(kinds & present) for kinds, needs_all in needed]
+        few = [each for each in self._groups if each.num_steps < STEPS_WITHOUT_GRADIENT]
+        return [each for each in few if not each.kinds or each.kinds & present]
 
-    def take(self, norms: Sequence[float], media: Sequence[float], *, step: int, world: World) -> None:
-        """Count a step with units to train on. norms: of this rank. media: numbers of batches on all ranks."""
-        due = False
-        for index, is_reached in enumerate(self._reached(media)):
-            self._num_steps[index] += is_reached
-            due |= is_reached and self._num_steps[index] == STEPS_WITHOUT_GRADIENT
-            self._has_gradient[index] |= bool(norms) and norms[index] != 0
-        if not due:
+    def take(self, groups: Sequence[TrainedGroup], gradients: Sequence[float], *, step: int, world: World) -> None:
+        """Count a step with units to train on. groups, of `reached`, and gradients: of this rank."""
+        for group, gradient in zip(groups, gradients, strict=True):
+            group.num_steps += 1
+            group.has_gradient |= gradient != 0
+        if not (ended := [each for each in groups if each.num_steps == STEPS_WITHOUT_GRADIENT]):
             return
-        anywhere = gather([float(each) for each in self._has_gradient], world.world_size).any(dim=0).tolist()
-        for (pattern, kinds), num_steps, found in zip(self._groups, self._num_steps, anywhere, strict=True):
-            if num_steps == STEPS_WITHOUT_GRADIENT and not found and world.rank == 0:
-                media_named = "" if kinds == "+" else f", of {kinds.strip('+').replace(',', ' and ')}"
-                logger.warning(
-                    "no gradient has reached the parameters of train.groups %r%s in the first %d steps that should, up "
-                    "to step %d: see that the losses depend on them, or name them in train.frozen",
-                    pattern, media_named, num_steps, step,
-                )  # fmt: skip
+        anywhere = gather([float(each.has_gradient) for each in ended], world.world_size).any(dim=0).tolist()
+        for group in [each for each, found in zip(ended, anywhere, strict=True) if not found and world.rank == 0]:
+            logger.warning(
+                "no gradient has reached the parameters of train.groups %r%s in the first %d steps that should, up to "
+                "step %d: see that the losses depend on them, or name them in train.frozen",
+                group.pattern, f", of {' and '.join(sorted(group.kinds))}" if group.kinds else "", group.num_steps,
+                step,
+            )  # fmt: skip

@@ -32,11 +32,9 @@ class EpochTurns:
 
     def __init__(self, values: list[int] | None = None):
         # A lock of the context "spawn" works with all start methods.
-        self._shared: Any = get_context("spawn").Array("q", values or self._first_values())
+        values = values or [0] * _ROWS + [-1] * (_ROW_SIZE * _NUM_ROWS)
+        self._shared: Any = get_context("spawn").Array("q", values)
         self._num_begun = 0  # iterations begun by this process as a worker
-
-    def _first_values(self) -> list[int]:
-        return [0] * _ROWS + [-1] * (_ROW_SIZE * _NUM_ROWS)
 
     def begin(self) -> int:
         """Return the epoch of an iteration begun in this process without workers."""

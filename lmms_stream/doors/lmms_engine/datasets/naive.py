@@ -232,7 +232,9 @@ class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
         if family is not None:
             tokens = tokens + self.lengths * 8 * family.num_axes
         if packs.patches is not None and family is not None:
-            tokens = tokens + packs.patches * _patch_bytes(family)
+            arrays = [array for kind in family.dummy().values() for array in kind.values()]
+            of_patch = max((int(each[0].nbytes) for each in arrays if each.dtype == np.float32), default=0)
+            tokens = tokens + packs.patches * of_patch  # rows of the vision tower's input
         stored: StoredDataset = core.one
         return MemoryEstimate(
             disk=int(stored.shards.sizes.sum()),
@@ -241,12 +243,6 @@ class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
             pack=int(tokens.mean()) if len(tokens) else 0,
             largest_pack=int(tokens.max(initial=0)),
         )
-
-
-def _patch_bytes(family: Any) -> int:
-    """Bytes of one row of the vision tower's input."""
-    arrays = [array for kind in family.dummy().values() for array in kind.values() if array.dtype == np.float32]
-    return max((int(array[0].nbytes) for array in arrays), default=0)
 
 
 # Memory and disk of a run, without its model.

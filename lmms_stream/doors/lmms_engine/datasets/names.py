@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ....checks import check_fields
+from ....checks import check_fields, of_type
 from ....config import OldKey, build_config
 from ....errors import ConfigError
 from ....mds import dataset_config as shards
@@ -352,7 +352,7 @@ def processor_config_of(config: EngineDatasetConfig) -> ProcessorConfig:
         )
     kind = _named(PROCESSORS, LATER_PROCESSORS, said.get("processor_type"), "processor_config.processor_type").kind
     extra = dict(said.get("extra_kwargs") or {})
-    trust: dict[str, Any] = {TRUST: bool(extra.pop(TRUST, False))}
+    trust: dict[str, Any] = {TRUST: bool(of_type(f"extra_kwargs.{TRUST}", extra.pop(TRUST, None), "bool", None))}
     is_bagel = str(config.dataset_type).removesuffix("_iterable") == BAGEL
     if is_bagel != (kind == BAGEL):
         raise ConfigError(

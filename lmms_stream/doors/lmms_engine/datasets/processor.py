@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....checks import NamedLikeTheirs
+from ....checks import NamedLikeTheirs, of_type
 from ....config import build_config
 from ....errors import ConfigError, DataError
 from ....extras import need
@@ -92,7 +92,7 @@ class DataProcessor(NamedLikeTheirs):
     @property
     def trusts(self) -> bool:
         """Whether Python files of the processor's folder may run."""
-        return bool((self.config.extra_kwargs or {}).get(TRUST))
+        return bool(of_type(f"extra_kwargs.{TRUST}", (self.config.extra_kwargs or {}).get(TRUST), "bool", None))
 
     @property
     def tokenizer(self) -> Any:

@@ -64,7 +64,9 @@ def sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     sources, bucket = _sources_of(config), bucket_of(config)
     if not (config.HAS_MEDIA_IN_BUCKET and bucket):
         return sources
-    return [replace(each, data_folder=_in_bucket(bucket, each.data_folder or "")) for each in sources]
+    folders = [each.data_folder or "" for each in sources]
+    folders = [each if "://" in each else "/".join(filter(None, (bucket, each.strip("/")))) for each in folders]
+    return [replace(each, data_folder=folder) for each, folder in zip(sources, folders, strict=True)]
 
 
 def bucket_of(config: EngineDatasetConfig) -> str:
@@ -80,14 +82,12 @@ def bucket_of(config: EngineDatasetConfig) -> str:
     return f"azure://{account}.blob.core.windows.net/{config.bucket_name}"
 
 
-def _in_bucket(bucket: str, folder: str) -> str:
-    return folder if "://" in folder else "/".join(filter(None, (bucket, folder.strip("/"))))
-
-
 def _sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     format = SHARDS if is_shards(config) else config.dataset_format
     if config.datasets is not None:
-        if format not in (LIST, None) and not all(_has_type(each) for each in config.datasets):
+        if format not in (LIST, None) and not all(
+            isinstance(each, Mapping) and each.get("data_type") for each in config.datasets
+        ):
             raise ConfigError(
                 f"datasets is a list of sources, and dataset_format is {format!r}: set dataset_format: yaml, name "
                 "the data_type of each, or leave datasets out"
@@ -102,10 +102,6 @@ def _sources_of(config: EngineDatasetConfig) -> list[SourceEntry]:
     if format == "json" and path.endswith(".jsonl"):
         format = "jsonl"
     return [SourceEntry(path, (config.extra_kwargs or {}).get("data_folder"), format or "")]
-
-
-def _has_type(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and bool(entry.get("data_type"))
 
 
 def _source(entry: Mapping[str, Any], where: str) -> SourceEntry:

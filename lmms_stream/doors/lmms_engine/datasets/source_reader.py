@@ -130,7 +130,8 @@ class SourceReader:
                 num_packs += 1
                 if last is not None:
                     yield last
-                last = None if self._has_open(epoch) else pack
+                # pieces wait in open packs: another pack of this epoch follows
+                last = None if any(any(lane.packer.open_refs) for lane in self._in(epoch)) else pack
                 if last is None:
                     yield pack
             if last is not None:
@@ -174,10 +175,6 @@ class SourceReader:
 
     def _in(self, epoch: int) -> list[_Lane]:
         return [lane for lane in self._lanes if lane.epoch == epoch]
-
-    def _has_open(self, epoch: int) -> bool:
-        """Whether pieces wait in open packs, which means another pack of this epoch follows."""
-        return any(any(lane.packer.open_refs) for lane in self._in(epoch))
 
     def _ends(self, epoch: int) -> list[LaneStep]:
         """Return the lanes at the end of an epoch, including rows left out after their last packs."""

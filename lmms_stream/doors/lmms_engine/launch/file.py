@@ -118,26 +118,24 @@ def warn(moot: list[str], *, source: str) -> None:
 
 def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Return TrainConfig values of honoured keys; warn of moot keys, refuse others. All names are known."""
-    fsdp = dict(said.get("fsdp_config") or {})
+    fsdp = _asked(said.get("fsdp_config") or {})
     check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
     moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
     warn(moot, source="trainer_args")
     values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if said.get(name) not in (None, 1)}
-    if frozen := said.get("freeze_modules"):
-        values["frozen"] = [
-            f"*{name}.*" for name in ([frozen] if isinstance(frozen, str) else frozen)
-        ]  # each pattern must match
+    if frozen := _listed(said.get("freeze_modules"), f"{source}: freeze_modules"):
+        values["frozen"] = [f"*{name}.*" for name in frozen]  # each pattern must match
     if fsdp.get("hsdp_shard_size"):
         values["shard_ranks"] = whole_number(f"{source}: hsdp_shard_size", fsdp["hsdp_shard_size"], least=1)
-    if said.get("ema_enabled"):
+    if _is_on(said, "ema_enabled", source):
         values["ema_decay"] = of_type(f"{source}: ema_decay", _asked(said).get("ema_decay", 0.9999), "float", 0.9999)
     if "reshard_after_forward" in fsdp:
-        values["fsdp"] = FsdpConfig(reshard_after_forward=bool(fsdp["reshard_after_forward"]))
-    if said.get("use_muon"):
+        values["fsdp"] = FsdpConfig(reshard_after_forward=_is_on(fsdp, "reshard_after_forward", source))
+    if _is_on(said, "use_muon", source):
         values["optim"] = "muon"
     profiler = _asked(said.get("profiler_config") or {})
     check_names(profiler, PROFILER_CONFIG, f"{source}: profiler_config")
-    if said.get("enable_profiler"):
+    if _is_on(said, "enable_profiler", source):
         if "warmup_steps" in profiler:
             warn(["warmup_steps (the trace begins at start_step)"], source="profiler_config")
         first = whole_number(f"{source}: start_step", profiler.get("start_step", 1), least=0)
@@ -147,10 +145,22 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     return values
 
 
+def _is_on(said: Mapping[str, Any], name: str, source: str) -> bool:
+    """Return a truth value, False if unset; ConfigError for others: the text "false" would be true."""
+    return bool(of_type(f"{source}: {name}", said.get(name), "bool", None))
+
+
+def _listed(names: Any, key: str) -> list[str]:
+    """Return a name, or a list of names, as a list."""
+    found = [names] if isinstance(names, str) else names or []
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{key} must be a list of names, got {names!r}: write [NAME, …]")
+    return [*found]
+
+
 def _patches(said: Mapping[str, Any], *, source: str) -> list[str]:
     """Return the patch_types of monkey_patch_kwargs; ConfigError for unknown keys."""
-    types = said.get("patch_type") or []
-    types = [types] if isinstance(types, str) else list(types)
+    types = _listed(said.get("patch_type"), f"{source}: patch_type")
     of_video = _VIDEO if "video" in types else ()
     check_names(said, ("patch_type", "use_rmpad", *_LOSS_KERNELS, *_KERNELS, *of_video), source)
     check_names(types, PATCHES, f"{source}: patch_type")
@@ -171,7 +181,7 @@ def slow_every(said: Mapping[str, Any], *, source: str) -> int | None:
                 "frames: leave it out"
             )
     # 10: LMMS Engine's default
-    return whole_number(f"{source}: faster_token_stride", said.get("faster_token_stride") or 10, least=1)
+    return whole_number(f"{source}: faster_token_stride", said.get("faster_token_stride", 10), least=1)
 
 
 def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
@@ -186,7 +196,7 @@ def uses_liger(said: Mapping[str, Any], *, source: str) -> bool | None:
     if not set(_LOSS_KERNELS).isdisjoint(said):
         moot += [f"{name} ({_LOSSES})" for name in _LOSS_KERNELS if name in said]
     warn(moot, source="monkey_patch_kwargs")
-    asked = [name for name in _KERNELS if said.get(name)]
+    asked = [name for name in _KERNELS if _is_on(said, name, source)]
     if "liger" in types and not asked and set(_KERNELS) & said.keys():
         return False  # only its losses are requested
     for name in _KERNELS:
@@ -228,15 +238,15 @@ def _sit_of(
             f"{source}: model_type {made.get('model_type')!r} of sit_trainer is not here: give sit, or name diffusers' "
             f"model by load_from_config: {{config: {{{DIFFUSERS_CLASS}: DiTTransformer2DModel, …}}}}"
         )
-    said = {name: value for name, value in made.items() if name not in ("model_type", "config")}
-    said |= made.get("config") or {}
+    said: dict[str, Any] = {name: value for name, value in made.items() if name not in ("model_type", "config")}
+    said = _asked(said | (made.get("config") or {}))
     if "cfg_scale" in said:
         warn([f"cfg_scale {said.pop('cfg_scale')} (of images that are drawn, not of training)"], source="model_config")
     check_names(said, [*_SIT, *_SIT_ALONE], f"{source}: load_from_config")
     for name, only in _SIT_ALONE.items():
         if said.get(name, only) != only:
             raise ConfigError(f"{source}: {name} is {said[name]!r}, and only {only!r} is followed here: leave it out")
-    sit = _SIT | said
+    sit: dict[str, Any] = _SIT | said
     if sit["hidden_size"] % sit["num_heads"]:
         raise ConfigError(
             f"{source}: hidden_size {sit['hidden_size']} is no multiple of num_heads {sit['num_heads']}: change one of "
@@ -464,8 +474,8 @@ def model_of(said: Mapping[str, Any], *, source: str, liger: bool = False) -> Mo
         raise ConfigError(f"{source}: torch_dtype and dtype are {' and '.join(dtypes)}: leave one of them out")
     if dtypes:
         values["dtype"] = dtypes[0]
-    values["trust_remote_code"] = bool(extra.get("trust_remote_code"))
-    patches = said.get("monkey_patch_kwargs") or {}
+    values["trust_remote_code"] = _is_on(extra, "trust_remote_code", f"{source}: extra_kwargs")
+    patches = _asked(said.get("monkey_patch_kwargs") or {})
     asked = uses_liger(patches, source=f"{source}: monkey_patch_kwargs")
     values["slow_every"] = slow_every(patches, source=f"{source}: monkey_patch_kwargs")
     values["use_liger_kernel"] = liger if asked is None else asked

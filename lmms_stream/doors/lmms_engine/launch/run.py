@@ -16,7 +16,6 @@ from ....mds.dataset_config import check_names
 from ....train.report.metrics import engine_figures
 from ....train.run.settings import Datasets, TrainConfig
 from ....train.tasks.registry import build_task
-from ....train.tasks.task import Task
 from ....types import World
 from ...huggingface.arguments import LAUNCHED, TrainerInputs, group_ranks
 from ...huggingface.resolve import resolve
@@ -78,18 +77,14 @@ def launched_trainer(launch: Launch, arguments: TrainingArguments) -> LaunchedTr
             raise ConfigError(
                 f"model_config.model_general_type is {launch.general_type}: {error}: leave it out"
             ) from error
+    options = dict(launch.task)
     return LaunchedTrainer(
         model=launch.model,
         args=arguments,
         train_dataset=launch.dataset,
         eval_dataset=launch.dataset.evaluated,
-        task=_task_of(launch.task),
+        task=build_task(options.pop("type"), options) if options else None,
     )
-
-
-def _task_of(said: Mapping[str, Any]) -> Task | None:
-    options = dict(said)
-    return build_task(options.pop("type"), options) if options else None
 
 
 def planned_launch(data: Mapping[str, Any], *, source: str, world: World) -> tuple[TrainConfig, World, Datasets]:
