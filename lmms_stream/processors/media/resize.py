@@ -9,27 +9,24 @@ pixels of a column become contiguous.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
+import cython
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
-
 PRECISION_BITS = 22  # of a weight
-HALF = np.int32(1 << (PRECISION_BITS - 1))
+HALF = 1 << (PRECISION_BITS - 1)
 # Filter -> its number, and its reach in pixels on each side, times the scale if an image is made smaller.
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 FILTERS: dict[Filter, tuple[int, float]] = {"bilinear": (0, 1.0), "bicubic": (1, 2.0), "lanczos": (2, 3.0)}
 BILINEAR, BICUBIC = FILTERS["bilinear"][0], FILTERS["bicubic"][0]
 # The parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing".
 CUBIC = -0.5
+Bytes = Ints = NDArray[np.generic]  # pointers to bytes, and to integers
 BAND = 64  # rows that are resized in width together
 SPAN = 1024  # bytes of a row that are added up together: their sums stay in the fastest cache
-TILE = 16  # rows and columns that are transposed together
+TILE = 8  # rows and columns that are transposed together
 TERMS = 5  # rows that are added together: the filter's reach if an image hardly changes its size
 
 
@@ -41,7 +38,7 @@ def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter 
     *frames, old_height, old_width, channels = image.shape
     if (old_width, old_height) == (width, height):
         return image
-    pixels = np.require(image, np.uint8, ["C", "W"]).reshape(-1, old_height, old_width, channels)
+    pixels = np.ascontiguousarray(image, np.uint8).reshape(-1, old_height, old_width, channels)
     passes = [(_to_width, width), (_to_height, height)]
     if old_height - height > max(0, 2 * (old_width - width)):  # the order of the passes in Pillow 13
         passes.reverse()
@@ -70,37 +67,35 @@ def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArra
     return out
 
 
-@compiled
 def _weights(
     size: int, new_size: int, filter: int, reach: float
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Return for each new pixel: the weights of the old pixels (then zeros), the first old pixel, and the number of old
     pixels. The steps and roundings equal Pillow's.
     """
-    scale = size / new_size
+    cython.declare(start=cython.longlong, stop=cython.longlong, total=cython.double, weight=cython.double)
+    scale = cython.cast(cython.double, size) / new_size
     stretch = max(scale, 1.0)
     support = reach * stretch
-    most = int(np.ceil(support)) * 2 + 1
-    weights = np.zeros((new_size, (most + TERMS - 1) // TERMS * TERMS), np.int32)
-    first = np.empty(new_size, np.int64)
-    number = np.empty(new_size, np.int64)
-    exact = np.empty(most)
+    most = 2 * math.ceil(support) + 1
+    weights = cython.declare(cython.int[:, ::1], np.zeros((new_size, (most + TERMS - 1) // TERMS * TERMS), np.int32))
+    bounds = cython.declare(cython.longlong[:, ::1], np.empty((2, new_size), np.int64))
+    exact = cython.declare(cython.double[::1], np.empty(most))
     for pixel in range(new_size):
         center = (pixel + 0.5) * scale
-        start = max(int(center - support + 0.5), 0)
-        stop = min(int(center + support + 0.5), size)
+        start = cython.cast(cython.longlong, max(center - support + 0.5, 0.0))
+        stop = min(cython.cast(cython.longlong, center + support + 0.5), size)
         total = 0.0
         for old in range(start, stop):
             exact[old - start] = _weight((old - center + 0.5) * (1.0 / stretch), filter)
             total += exact[old - start]
         for old in range(stop - start):
             weight = (exact[old] / total if total != 0.0 else exact[old]) * (1 << PRECISION_BITS)
-            weights[pixel, old] = int(weight - 0.5) if weight < 0 else int(weight + 0.5)
-        first[pixel], number[pixel] = start, stop - start
-    return weights, first, number
+            weights[pixel, old] = cython.cast(cython.int, weight - 0.5 if weight < 0 else weight + 0.5)
+        bounds[0, pixel], bounds[1, pixel] = start, stop - start
+    return np.asarray(weights), *np.asarray(bounds)
 
 
-@njit
 def _weight(distance: float, filter: int) -> float:
     x = abs(distance)
     if filter == BILINEAR:
@@ -112,12 +107,10 @@ def _weight(distance: float, filter: int) -> float:
     return (((x - 5) * x + 8) * x - 4) * CUBIC if x < 2.0 else 0.0
 
 
-@njit
 def _sinc(x: float) -> float:
     return math.sin(x * math.pi) / (x * math.pi) if x != 0.0 else 1.0
 
 
-@compiled
 def _resize_rows(
     image: NDArray[np.uint8],
     weights: NDArray[np.int32],
@@ -126,25 +119,27 @@ def _resize_rows(
     out: NDArray[np.uint8],
 ) -> None:
     """Resize rows: [rows, 3 * old width] -> out [rows, 3 * new width]."""
-    num_rows, row_bytes = image.shape
+    num_rows, row_bytes, new_bytes = image.shape[0], image.shape[1], out.shape[1]
     band = min(BAND, num_rows)
-    source, target = image.reshape(-1), out.reshape(-1)
-    columns = np.empty(row_bytes * band, np.uint8)
-    new_columns = np.empty(out.shape[1] * band, np.uint8)
-    sums = np.empty(3 * band, np.int32)
-    for begin in range(0, num_rows, band):
-        row = min(begin, num_rows - band)  # the last band may have rows of the band before
-        _transpose(source, row * row_bytes, band, row_bytes, columns, 0, band)
-        for pixel in range(len(weights)):
-            at = 3 * band * pixel
-            _add_rows(
-                columns, 3 * band * first[pixel], 3 * band, number[pixel], weights[pixel], sums,
-                new_columns[at : at + 3 * band],
-            )  # fmt: skip
-        _transpose(new_columns, 0, out.shape[1], band, target, row * out.shape[1], out.shape[1])
+    columns = cython.declare(cython.uchar[::1], np.empty(row_bytes * band, np.uint8))
+    new_columns = cython.declare(cython.uchar[::1], np.empty(new_bytes * band, np.uint8))
+    sums = cython.declare(cython.int[::1], np.empty(3 * band, np.int32))
+    with cython.nogil:
+        begin = 0
+        while begin < num_rows:
+            row = min(begin, num_rows - band)  # the last band may have rows of the band before
+            source = cython.cast(cython.p_uchar, cython.address(image[row, 0]))
+            _transpose(source, band, row_bytes, cython.address(columns[0]), band)
+            for pixel in range(len(weights)):
+                _add_rows(
+                    cython.address(columns[3 * band * first[pixel]]), 3 * band, number[pixel],
+                    cython.cast(cython.p_int, cython.address(weights[pixel, 0])), cython.address(sums[0]),
+                    cython.address(new_columns[3 * band * pixel]), 3 * band,
+                )  # fmt: skip
+            _transpose(cython.address(new_columns[0]), new_bytes, band, cython.address(out[row, 0]), new_bytes)
+            begin += band
 
 
-@compiled
 def _resize_columns(
     frames: NDArray[np.uint8],
     weights: NDArray[np.int32],
@@ -154,111 +149,88 @@ def _resize_columns(
 ) -> None:
     """Resize columns: [frames, old height, 3 * width] -> out [frames, new height, 3 * width]."""
     row_bytes = frames.shape[2]
-    sums = np.empty(SPAN, np.int32)
-    for frame in range(len(frames)):
-        source = frames[frame].reshape(-1)
-        for row in range(len(weights)):
-            for at in range(0, row_bytes, SPAN):
-                new = out[frame, row, at : min(at + SPAN, row_bytes)]
-                _add_rows(source, first[row] * row_bytes + at, row_bytes, number[row], weights[row], sums, new)
+    sums = cython.declare(cython.int[::1], np.empty(SPAN, np.int32))
+    with cython.nogil:
+        for frame in range(len(frames)):
+            for row in range(len(weights)):
+                for span in range((row_bytes + SPAN - 1) // SPAN):
+                    _add_rows(
+                        cython.cast(cython.p_uchar, cython.address(frames[frame, first[row], span * SPAN])), row_bytes,
+                        number[row], cython.cast(cython.p_int, cython.address(weights[row, 0])),
+                        cython.address(sums[0]), cython.address(out[frame, row, span * SPAN]),
+                        min(SPAN, row_bytes - span * SPAN),
+                    )  # fmt: skip
 
 
-@njit
-def _add_rows(
-    source: NDArray[np.uint8],
-    offset: int,
-    stride: int,
-    number: int,
-    weights: NDArray[np.int32],
-    sums: NDArray[np.int32],
-    out: NDArray[np.uint8],
-) -> None:
-    """Write the weighted sum of rows of bytes, from an offset of `source` on, `stride` bytes apart.
+def _add_rows(source: Bytes, stride: int, number: int, weights: Ints, sums: Ints, out: Bytes, width: int) -> None:
+    """Write the weighted sum of `number` rows of `width` bytes, `stride` bytes apart.
 
     Rows are always added by fives: zero weights follow the last weight, and repeat the last row.
     """
-    width = len(out)
-    last = offset + (number - 1) * stride
-    sums[:width] = HALF
-    for term in range(0, number, TERMS):
-        begin = offset + term * stride
-        rows = (
-            source[begin:][:width],
-            source[min(begin + stride, last) :][:width],
-            source[min(begin + 2 * stride, last) :][:width],
-            source[min(begin + 3 * stride, last) :][:width],
-            source[min(begin + 4 * stride, last) :][:width],
-        )
-        of_row = (weights[term], weights[term + 1], weights[term + 2], weights[term + 3], weights[term + 4])
-        if term + TERMS < number:
-            for n in range(width):
-                sums[n] = np.int32(sums[n] + _sum(rows, of_row, n))
-        else:
-            for n in range(width):
-                level = np.int32(sums[n] + _sum(rows, of_row, n)) >> PRECISION_BITS
-                out[n] = min(max(level, 0), 255)
+    last, term = (number - 1) * stride, 0
+    for n in range(width):
+        sums[n] = HALF
+    while term < number:
+        begin = term * stride
+        _add_five(
+            source + begin, source + min(begin + stride, last), source + min(begin + 2 * stride, last),
+            source + min(begin + 3 * stride, last), source + min(begin + 4 * stride, last),
+            weights[term], weights[term + 1], weights[term + 2], weights[term + 3], weights[term + 4], sums, width,
+        )  # fmt: skip
+        term += TERMS
+    _clip(sums, out, width)
 
 
-@njit
-def _sum(rows: tuple[NDArray[np.uint8], ...], weights: tuple[np.int32, ...], n: int) -> int:
-    return (
-        np.int32(rows[0][n]) * weights[0]
-        + np.int32(rows[1][n]) * weights[1]
-        + np.int32(rows[2][n]) * weights[2]
-        + np.int32(rows[3][n]) * weights[3]
-        + np.int32(rows[4][n]) * weights[4]
-    )
+def _add_five(
+    one: Bytes, two: Bytes, three: Bytes, four: Bytes, five: Bytes,
+    a: int, b: int, c: int, d: int, e: int, sums: Ints, width: int,
+) -> None:  # fmt: skip
+    for n in range(width):
+        sums[n] += one[n] * a + two[n] * b + three[n] * c + four[n] * d + five[n] * e
 
 
-@njit
-def _transpose(
-    source: NDArray[np.uint8],
-    offset: int,
-    num_rows: int,
-    row_bytes: int,
-    target: NDArray[np.uint8],
-    target_offset: int,
-    target_row_bytes: int,
-) -> None:
-    """Turn rows of bytes at an offset of the source into columns at an offset of the target."""
+def _clip(sums: Ints, out: Bytes, width: int) -> None:
+    for n in range(width):
+        out[n] = min(max(sums[n] >> 22, 0), 255)
+
+
+def _transpose(source: Bytes, num_rows: int, row_bytes: int, target: Bytes, target_row_bytes: int) -> None:
+    """Turn rows of bytes into columns. The last tile of each row and column may have bytes of the tile before."""
     if num_rows < TILE or row_bytes < TILE:
         for row in range(num_rows):
             for column in range(row_bytes):
-                target[target_offset + column * target_row_bytes + row] = source[offset + row * row_bytes + column]
+                target[column * target_row_bytes + row] = source[row * row_bytes + column]
         return
-    # The last tile of each row and column may have bytes of the tile before.
-    for begin in range(0, row_bytes, TILE):
-        column = min(begin, row_bytes - TILE)
-        for begin_row in range(0, num_rows, TILE):
-            row = min(begin_row, num_rows - TILE)
-            read_from = source.ctypes.data + offset + row * row_bytes + column
-            write_to = target.ctypes.data + target_offset + column * target_row_bytes + row
-            _transpose_tile(np.uintp(read_from), np.uintp(row_bytes), np.uintp(write_to), np.uintp(target_row_bytes))
+    for tile in range((row_bytes + TILE - 1) // TILE):
+        column = min(tile * TILE, row_bytes - TILE)
+        for tile_row in range((num_rows + TILE - 1) // TILE):
+            row = min(tile_row * TILE, num_rows - TILE)
+            _transpose_tile(
+                source + row * row_bytes + column, row_bytes, target + column * target_row_bytes + row, target_row_bytes
+            )
 
 
-@intrinsic
-def _transpose_tile(typing_context: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> Any:
-    """Transpose the 16 rows of 16 bytes at an address, `stride` bytes apart.
+def _transpose_tile(source: Bytes, stride: int, target: Bytes, target_stride: int) -> None:
+    """Transpose the 8 rows of 8 bytes at an address, `stride` bytes apart (Warren, "Hacker's Delight", section 7-3).
 
-    Four times, row n is interleaved with row n + 8, for the full transposition; LLVM has an instruction for each step.
+    Blocks of 4 x 4, 2 x 2 and 1 x 1 bytes change places across the diagonal. A row is a number, its first byte lowest.
     """
+    rows = cython.declare(cython.ulonglong[8])
+    for row in range(8):
+        rows[row] = cython.cast(cython.p_ulonglong, source + row * stride)[0]
+    for row in range(4):
+        _exchange(rows, row, row + 4, 32, 0x00000000FFFFFFFF)
+    for row in range(2):
+        _exchange(rows, row, row + 2, 16, 0x0000FFFF0000FFFF)
+        _exchange(rows, row + 4, row + 6, 16, 0x0000FFFF0000FFFF)
+    for row in range(4):
+        _exchange(rows, 2 * row, 2 * row + 1, 8, 0x00FF00FF00FF00FF)
+    for row in range(8):
+        cython.cast(cython.p_ulonglong, target + row * target_stride)[0] = rows[row]
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        row_type, index_type = ir.VectorType(ir.IntType(8), TILE), ir.VectorType(ir.IntType(32), TILE)
 
-        def address(begin: Any, row_bytes: Any, row: int) -> Any:
-            moved = builder.add(begin, builder.mul(row_bytes, ir.Constant(row_bytes.type, row)))
-            return builder.inttoptr(moved, row_type.as_pointer())
-
-        rows = [builder.load(address(arguments[0], arguments[1], row), align=1) for row in range(TILE)]
-        low, high = (
-            ir.Constant(index_type, [start + n // 2 + n % 2 * TILE for n in range(TILE)]) for start in (0, TILE // 2)
-        )
-        for _ in range(4):
-            pairs = list(zip(rows[: TILE // 2], rows[TILE // 2 :], strict=True))
-            rows = [builder.shuffle_vector(*pair, mask) for pair in pairs for mask in (low, high)]
-        for row in range(TILE):
-            builder.store(rows[row], address(arguments[2], arguments[3], row), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp, types.uintp, types.uintp), generate
+def _exchange(rows: Ints, one: int, other: int, bits: int, mask: int) -> None:
+    """Exchange the bits of the mask of a row with the bits `bits` above the mask of another."""
+    changed = ((rows[one] >> bits) ^ rows[other]) & mask
+    rows[one] ^= changed << bits
+    rows[other] ^= changed
