@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cython
 import numpy as np
+from cython.cimports.lmms_stream.plan.kernels.best_fit import low_bit
 from numpy.typing import NDArray
 
 FEW_SAMPLES = 64  # of a window: sorting these few by comparison is quicker than a loop over all possible lengths
@@ -22,20 +23,20 @@ def mix(value: int) -> int:
 class Packer:
     """A strategy with room for the packs of up to `most` lengths; order, offsets: see packing.Packs."""
 
-    def __init__(self, limit: int, max_samples: int, most: int, window: int = 0, num_waiting: int = 0, share: float = 0.0):
+    def __init__(self, limit: int, max_samples: int, most: int, *_: float):
         self.limit, self.max_samples = limit, max_samples
-        self.order, self.offsets = np.empty(most, np.int32), np.zeros(most + 1, np.int64)
+        self.packs = np.empty(most, np.int32), np.zeros(most + 1, np.int64)
+        self.order, self.offsets = self.packs
 
     def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
         """Pack a sequence by the strategy; return the number of packs."""
         return 0
 
     def arrays(self, num_packs: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        return np.asarray(self.order), np.asarray(self.offsets)[: num_packs + 1].copy()
+        """Return order and offsets."""
+        return self.packs[0], self.packs[1][: num_packs + 1].copy()
 
-    def sort(
-        self, keys: NDArray[np.int64], numbers: NDArray[np.int32], scratch: NDArray[np.int32], count: int
-    ) -> None:
+    def sort(self, keys: NDArray[np.int64], numbers: NDArray[np.int32], scratch: NDArray[np.int32], count: int) -> None:
         """Sort `count` numbers by their keys, keys[number]; equal keys stay in the given order (merge sort)."""
         width = 8
         for at in range(1, count):  # runs of `width` numbers, by insertion
@@ -83,10 +84,11 @@ class NextFit(Packer):
 class FirstFit(Packer):
     """Put each sample into the first opened pack with room, found in a tree of maxima."""
 
-    def __init__(self, limit: int, max_samples: int, most: int, window: int = 0, num_waiting: int = 0, share: float = 0.0):
+    def __init__(self, limit: int, max_samples: int, most: int, *_: float):
         super().__init__(limit, max_samples, most)
-        self.rooms = np.empty(4 * most + 2, np.int32)  # node n has children 2n and 2n + 1; leaf `leaves + pack`
-        self.pack_of, self.filled = np.empty(most, np.int32), np.empty(most + 1, np.int64)
+        ints = cython.declare(cython.int[::1], np.empty(5 * most + 2, np.int32))
+        self.pack_of, self.rooms = ints[:most], ints[most:]  # node n has children 2n and 2n + 1; leaf `leaves + pack`
+        self.filled = np.empty(most + 1, np.int64)
 
     def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
         rooms, sizes, pack_of = self.rooms, self.offsets, self.pack_of
@@ -133,20 +135,31 @@ class Bins(Packer):
     stack. turns: positions of a window in the order of placing. closing: the bins of `close`, then sorted by hash.
     """
 
-    def __init__(self, limit: int, max_samples: int, most: int, num_positions: int, window: int):
+    def __init__(self, limit: int, max_samples: int, most: int, num_positions: int):
         super().__init__(limit, max_samples, most)
-        slots = 1
+        slots, num_words, num_blocks = 1, (limit >> 6) + 1, (limit >> 12) + 1
         while slots < num_positions:
             slots *= 2
-        num_words = (limit >> 6) + 1
-        self.words, self.summary = np.zeros(num_words, np.uint64), np.zeros((num_words >> 6) + 1, np.uint64)
-        self.by_room, self.counts = np.full(limit + 1, -1, np.int32), np.zeros(limit + 2, np.int32)
-        ints = np.empty((8, slots), np.int32)
-        self.next_bin, self.following, self.head, self.size = ints[0], ints[1], ints[2], ints[3]
-        self.room, self.opened, self.unsorted, self.closing = ints[4], ints[5], ints[6], ints[7]
-        self.first, self.unused = np.empty(slots, np.int64), np.arange(slots, dtype=np.int32)
-        self.unsorted_keys, self.keys = np.empty(slots, np.uint64), np.empty(slots, np.uint64)
-        self.buckets, self.turns = np.empty(slots + 3, np.int32), np.empty(window, np.int32)
+        # Parts of two arrays: each array of NumPy takes longer than the packing of a few samples.
+        self.ints, self.num_ints = np.empty(11 * slots + 2 * limit + 7, np.int32), 0
+        words = cython.declare(cython.ulonglong[::1], np.zeros(num_words + num_blocks + 3 * slots, np.uint64))
+        self.words, self.summary = words[:num_words], words[num_words : num_words + num_blocks]
+        words = words[num_words + num_blocks :]
+        self.first, self.unsorted_keys, self.keys = words[:slots], words[slots : 2 * slots], words[2 * slots :]
+        self.next_bin, self.following, self.head = self.part(slots), self.part(slots), self.part(slots)
+        self.size, self.room, self.opened = self.part(slots), self.part(slots), self.part(slots)
+        self.unsorted, self.closing, self.unused = self.part(slots), self.part(slots), self.part(slots)
+        self.turns, self.buckets = self.part(slots), self.part(slots + 3)
+        self.by_room, self.counts = self.part(limit + 2), self.part(limit + 2)
+        for slot in range(slots):
+            self.unused[slot] = slot
+        for room in range(self.limit + 2):
+            self.by_room[room], self.counts[room] = -1, 0
+
+    def part(self, count: int) -> NDArray[np.int32]:
+        """Return the next numbers of `ints`."""
+        self.num_ints += count
+        return self.ints[self.num_ints - count : self.num_ints]
 
     def fill_window(self, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int) -> int:
         """Put samples, in the order of `turns`, into the fullest packs with room; return the number of open bins."""
@@ -248,9 +261,12 @@ class Bins(Packer):
 class BestFit(Bins):
     """Best fit over windows of a sequence, or of a stretch; see packing.pack for the rules."""
 
+    carried: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
     def __init__(self, limit: int, max_samples: int, most: int, window: int, num_carried: int = 0, share: float = 0.0):
         self.window, self.share = min(window, max(most - num_carried, 1)), share
-        super().__init__(limit, max_samples, most, self.window + max(self.window, num_carried), self.window)
+        super().__init__(limit, max_samples, most, self.window + max(self.window, num_carried))
 
     def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
         return self.pack_stretch(lengths, 0, 0, True, seed)
@@ -355,9 +371,7 @@ class BestFit(Bins):
         self.sort_by_hash(num_closing)
         return num_kept
 
-    def pack_stretch(
-        self, lengths: NDArray[np.int32], num_carried: int, position: int, last: bool, seed: int
-    ) -> int:
+    def pack_stretch(self, lengths: NDArray[np.int32], num_carried: int, position: int, last: bool, seed: int) -> int:
         """Return the number of packs of a stretch; the packs that stay open, `num_open`, are the last. See best_fit."""
         count = len(lengths)
         first_new = start = self.carried[num_carried] if num_carried else 0
@@ -404,13 +418,15 @@ def best_fit(
     position of the stretch's first sample. last: the sequence ends with the stretch. filler_share: see sort_window.
     Returns order and offsets over `lengths`, and firsts of the packs that are still open, at the end of the order.
     """
-    num_carried = len(firsts)
+    num_carried = cython.declare(cython.longlong, len(firsts))
     packer = BestFit(limit, max_samples, len(lengths), window, carried[num_carried], filler_share)
-    packer.carried, packer.firsts = carried, firsts
+    if num_carried:
+        packer.carried, packer.firsts = carried, firsts
     with cython.nogil:
         num_packs = packer.pack_stretch(lengths, num_carried, position, last, seed)
     order, offsets = packer.arrays(num_packs)
-    return order, offsets, np.asarray(packer.first)[np.asarray(packer.opened)[: packer.num_open]]
+    still = [packer.first[packer.opened[number]] for number in range(packer.num_open)]
+    return order, offsets, np.array(still, np.int64)
 
 
 def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -432,23 +448,12 @@ def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple
 # Bit w of the summary is set if word w has a bit.
 
 
-LOW_BITS = np.zeros(64, np.int32)
-DE_BRUIJN = 0x03F79D71B4CB0A89
-for _bit in range(64):
-    LOW_BITS[((1 << _bit) * 0x03F79D71B4CB0A89 & (1 << 64) - 1) >> 58] = _bit
-
-
-def _low_bit(word: int) -> int:
-    """Return the index of the lowest set bit of a word other than 0 (de Bruijn multiplication)."""
-    return LOW_BITS[((word & (~word + 1)) * DE_BRUIJN) >> 58]
-
-
 def least_bit(bins: Bins, bit: int) -> int:
     """Return the least set bit from `bit` up; -1 if no bit is set."""
     at = bit >> 6
     word = bins.words[at] >> (bit & 63)
     if word != 0:
-        return bit + _low_bit(word)
+        return bit + low_bit(word)
     at += 1
     block_at = at >> 6
     if block_at >= len(bins.summary):
@@ -459,8 +464,8 @@ def least_bit(bins: Bins, bit: int) -> int:
         if block_at == len(bins.summary):
             return -1
         block = bins.summary[block_at]
-    at = (block_at << 6) + _low_bit(block)
-    return (at << 6) + _low_bit(bins.words[at])
+    at = (block_at << 6) + low_bit(block)
+    return (at << 6) + low_bit(bins.words[at])
 
 
 def set_bit(bins: Bins, bit: int) -> None:

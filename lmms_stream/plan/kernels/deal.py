@@ -68,7 +68,9 @@ def deal(
                 other = child + 1
                 if other < ranks and (
                     heaps[node, other, 0] < heaps[node, child, 0]
-                    or (heaps[node, other, 0] == heaps[node, child, 0] and heaps[node, other, 1] < heaps[node, child, 1])
+                    or (
+                        heaps[node, other, 0] == heaps[node, child, 0] and heaps[node, other, 1] < heaps[node, child, 1]
+                    )
                 ):
                     child = other
                 if work < heaps[node, child, 0] or (work == heaps[node, child, 0] and rank < heaps[node, child, 1]):
@@ -107,16 +109,7 @@ def deal_both(
     two costs of its list. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of a rank are in the
     order of `order`.
     """
-    dealer = Dealer(order, shares, ranks, packs_per_rank)
-    with cython.nogil:
-        for at in range(len(bounds)):
-            first, num_packs, number = bounds[at, 0], bounds[at, 1] - bounds[at, 0], bounds[at, 2]
-            dealer.swap(first, num_packs, dealer.deal_rounds(first, num_packs) // GOOD_ENOUGH)
-            for rank in range(ranks):
-                begins = (number * ranks + rank) * packs_per_rank
-                dealer.sort(rank)
-                for turn in range(dealer.counts[rank]):
-                    dealt[begins + turn] = order[first + dealer.mine[rank, turn]]
+    Dealer(order, shares, ranks, packs_per_rank).deal(bounds, dealt)
 
 
 class Dealer:
@@ -129,8 +122,20 @@ class Dealer:
 
     def __init__(self, order: NDArray[np.int64], shares: NDArray[np.int64], ranks: int, packs_per_rank: int):
         self.order, self.shares, self.ranks = order, shares, ranks
-        self.loads, self.counts = np.empty((ranks, 2), np.int64), np.empty(ranks, np.int64)
-        self.mine, self.tried = np.empty((ranks, packs_per_rank), np.int64), np.empty(ranks, np.int64)
+        self.loads, self.mine = np.empty((ranks, 2), np.int64), np.empty((ranks, packs_per_rank), np.int64)
+        self.counts, self.tried = np.empty((2, ranks), np.int64)
+
+    def deal(self, bounds: NDArray[np.int64], dealt: NDArray[np.int64]) -> None:
+        """Write the packs of each rank; see deal_both."""
+        with cython.nogil:
+            for at in range(len(bounds)):
+                first, num_packs, number = bounds[at, 0], bounds[at, 1] - bounds[at, 0], bounds[at, 2]
+                self.swap(first, num_packs, self.deal_rounds(first, num_packs) // GOOD_ENOUGH)
+                for rank in range(self.ranks):
+                    begins = (number * self.ranks + rank) * self.mine.shape[1]
+                    self.sort(rank)
+                    for turn in range(self.counts[rank]):
+                        dealt[begins + turn] = self.order[first + self.mine[rank, turn]]
 
     def sort(self, rank: int) -> None:
         """Sort the packs of a rank in the order of the list."""
@@ -143,7 +148,13 @@ class Dealer:
 
     def deal_rounds(self, first: int, num_packs: int) -> int:
         """Deal the packs of a list in rounds; return the larger mean load."""
-        cython.declare(tokens=cython.longlong, patches=cython.longlong, total=cython.longlong, load=cython.longlong, both=cython.longlong)
+        cython.declare(
+            tokens=cython.longlong,
+            patches=cython.longlong,
+            total=cython.longlong,
+            load=cython.longlong,
+            both=cython.longlong,
+        )
         tokens = patches = 0
         for rank in range(self.ranks):
             self.loads[rank, 0] = self.loads[rank, 1] = self.counts[rank] = 0
@@ -180,7 +191,14 @@ class Dealer:
 
     def swap(self, first: int, num_packs: int, enough: int) -> None:
         """Swap packs of the busiest rank until no load is above `enough`, or no swap is left that helps."""
-        cython.declare(tokens=cython.longlong, patches=cython.longlong, load=cython.longlong, given=cython.longlong, received=cython.longlong, change=cython.longlong)
+        cython.declare(
+            tokens=cython.longlong,
+            patches=cython.longlong,
+            load=cython.longlong,
+            given=cython.longlong,
+            received=cython.longlong,
+            change=cython.longlong,
+        )
         left = SWAPS_LOOKED_AT * num_packs
         for rank in range(self.ranks):
             self.tried[rank] = -1
@@ -198,9 +216,7 @@ class Dealer:
             while mine_best < 0:
                 partner = -1
                 for rank in range(self.ranks):
-                    if self.tried[rank] != turn and (
-                        partner < 0 or self.loads[rank, cost] < self.loads[partner, cost]
-                    ):
+                    if self.tried[rank] != turn and (partner < 0 or self.loads[rank, cost] < self.loads[partner, cost]):
                         partner = rank
                 if partner < 0 or left <= 0:
                     return

@@ -24,6 +24,6 @@ cdef class EvenFit(Packer):
     cdef long long pack_stretch(self, const int[::1] lengths, long long num_carried, long long position, bint last, unsigned long long seed) noexcept nogil
 
 cpdef even_fit(
-    const int[::1] lengths, const long long[::1] carried, const long long[::1] firsts, long long position, bint last,
+    const int[::1] lengths, carried, firsts, long long position, bint last,
     long long limit, long long max_samples, long long window, double filler_share, unsigned long long seed,
 )

@@ -24,9 +24,8 @@ class Subsets:
     """
 
     def __init__(self) -> None:
-        count = 1 << CHOSEN_BITS
-        self.samples, self.sums = np.zeros(CHOSEN_BITS, np.int64), np.zeros(count, np.int64)
-        self.works = np.zeros(count, np.int64)
+        numbers = cython.declare(cython.longlong[:, ::1], np.zeros((3, 1 << CHOSEN_BITS), np.int64))
+        self.samples, self.sums, self.works = numbers[0], numbers[1], numbers[2]
 
     def add(self, length: int, number: int) -> None:
         """Add the subsets with sample `number`: merge the sorted sums with and without the sample, from the largest."""
@@ -53,12 +52,13 @@ class EvenFit(Packer):
         super().__init__(limit, max_samples, most)
         self.best = BestFit(limit, max_samples, most, window, num_carried, share)
         self.window = window
-        numbers = np.empty((7, most), np.int64)
+        cython.declare(numbers=cython.longlong[:, ::1], ints=cython.int[:, ::1])
+        numbers, ints = np.zeros((9, most + 1), np.int64), np.empty((4, most), np.int32)
         self.lengths, self.head, self.following, self.size = numbers[0], numbers[1], numbers[2], numbers[3]
-        self.room, self.work, self.before = numbers[4], numbers[5], numbers[6]
-        ints = np.empty((4, most), np.int32)
+        self.room, self.work, self.before, self.carried, self.firsts = (
+            numbers[4], numbers[5], numbers[6], numbers[7], numbers[8]
+        )  # fmt: skip
         self.of_window, self.tokens, self.ranks, self.scratch = ints[0], ints[1], ints[2], ints[3]
-        self.carried, self.firsts = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
         self.of_heavy, self.of_light = Subsets(), Subsets()
 
     def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
@@ -187,9 +187,7 @@ class EvenFit(Packer):
                 at, write = self.following[at], write + 1
             self.best.offsets[pack + 1] = write
 
-    def pack_stretch(
-        self, lengths: NDArray[np.int32], num_carried: int, position: int, last: bool, seed: int
-    ) -> int:
+    def pack_stretch(self, lengths: NDArray[np.int32], num_carried: int, position: int, last: bool, seed: int) -> int:
         """Return the number of packs of a stretch; the packs that stay open, `num_open`, are the last. See best_fit."""
         count, num_packs, write = len(lengths), 0, 0
         start = first_new = num_waiting = self.carried[num_carried] if num_carried else 0
@@ -247,10 +245,11 @@ def even_fit(
     seed: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Return the packs of best_fit, evened among the packs that a window closes. Arguments, result: see best_fit."""
-    num_carried = len(firsts)
+    num_carried = cython.declare(cython.longlong, len(firsts))
     packer = EvenFit(limit, max_samples, len(lengths), window, carried[num_carried], filler_share)
-    packer.carried[: num_carried + 1], packer.firsts[:num_carried] = carried, firsts
+    for number in range(num_carried):
+        packer.carried[number + 1], packer.firsts[number] = carried[number + 1], firsts[number]
     with cython.nogil:
         num_packs = packer.pack_stretch(lengths, num_carried, position, last, seed)
     order, offsets = packer.arrays(num_packs)
-    return order, offsets, np.array(packer.firsts)[: packer.num_open]
+    return order, offsets, np.array([packer.firsts[number] for number in range(packer.num_open)], np.int64)

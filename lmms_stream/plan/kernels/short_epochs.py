@@ -82,9 +82,7 @@ class Epochs:
         self.num_nodes, self.block_size, self.keeps = facts.num_nodes, facts.block_size, rules.keeps
         self.sizes, self.first_ids = facts.sizes, facts.first_ids
         self.sample_lengths, self.num_pieces = facts.lengths, facts.num_pieces
-        self.packer = rules.strategy(
-            rules.limit, rules.max_samples, num_segments, rules.window, 0, rules.filler_share
-        )
+        self.packer = rules.strategy(rules.limit, rules.max_samples, num_segments, rules.window, 0, rules.filler_share)
         most = num_epochs * num_segments
         self.ids = np.empty(len(facts.lengths), np.int64)
         self.numbers = np.empty(max(len(facts.lengths), num_segments, len(facts.sizes)), np.int64)
@@ -140,7 +138,7 @@ class Epochs:
     def pack_node(self, epoch: int, node: int, num_packs: int) -> int:
         """Append the packs of a canonical node to the packs of the nodes before; return the new number of packs."""
         packed_epoch, num_ids = epoch if self.reshuffles else 0, len(self.ids)
-        turns_again = 1 if self.shuffles and epoch != packed_epoch else 0  # packs made once are in a new order
+        turns_again = cython.declare(cython.bint, self.shuffles and epoch != packed_epoch)  # packs in a new order
         begin, end = num_ids * node // self.num_nodes, num_ids * (node + 1) // self.num_nodes
         num_blocks = (end - begin + self.block_size - 1) // self.block_size
         self.permute(self.block_numbers, num_blocks, turns_again, self.set_key(epoch, node, 0, BLOCKS))

@@ -14,8 +14,8 @@ cdef class Turns:
     cdef const long long[::1] ends
     cdef const long long[:, ::1] quotas, tokens
     cdef const unsigned char[::1] goes_on
-    cdef long long[:, ::1] waiting, ready
-    cdef long long unit, least, full, num_waiting, num_ready, phase, clock
+    cdef long long[:, ::1] waiting, ready, givers
+    cdef long long unit, least, full, num_waiting, num_ready, num_givers, phase, clock
     cdef bint counts_tokens
     cpdef void begin(self) noexcept nogil
     cdef long long deadline(self, long long source, long long turn) noexcept nogil
@@ -35,9 +35,3 @@ cdef class Epochs:
     cdef long long pass_epochs(self, long long count) noexcept nogil
     cdef long long take(self, long long count, long long stop, long long batch) noexcept nogil
 
-cpdef take_epochs(
-    long long count, long long[::1] at, long long[::1] packs, const long long[::1] counts,
-    const long long[::1] first_counts, long long[::1] credits, const long long[:, ::1] quotas,
-    const long long[::1] ends, long long unit, long long least, const long long[::1] until, steps,
-    long long[:, ::1] rows, sizes,
-)

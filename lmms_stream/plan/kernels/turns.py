@@ -87,29 +87,37 @@ class Turns:
     """State of sources that take turns; see take_epochs.
 
     left: int64[k], packs left in each source, 1 or more. taken: int64[k], packs taken. known: int64[k], the clock at
-    which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps, int64[k, 2], of num_waiting and
-    num_ready sources. clock: packs, or tokens, given so far.
+    which credits[source] was updated. deadlines: int64[k]. waiting, ready, givers: heaps, int64[k, 2], of num_waiting,
+    num_ready and num_givers sources; givers have taken packs. clock: packs, or tokens, given so far.
     """
 
-    def __init__(self, left: _Numbers, credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int,
-                 sizes: Sizes):
+    def __init__(
+        self, left: _Numbers, credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int, sizes: Sizes
+    ):
         num_sources = len(credits)
-        self.left, self.credits, self.quotas, self.ends, self.unit, self.least = left, credits, quotas, ends, unit, least
-        self.tokens, self.used, self.have, self.goes_on, self.full = sizes
-        self.counts_tokens = sizes.tokens.shape[1] > 0
-        numbers = np.zeros((3, num_sources), np.int64)
+        cython.declare(numbers=cython.longlong[:, ::1], heaps=cython.longlong[:, :, ::1])
+        self.left, self.credits, self.quotas, self.ends, self.unit, self.least = (
+            left,
+            credits,
+            quotas,
+            ends,
+            unit,
+            least,
+        )
+        self.full, self.counts_tokens = sizes.full, sizes.tokens.shape[1] > 0
+        if self.counts_tokens:
+            self.tokens, self.used, self.have, self.goes_on = sizes[:4]
+        numbers, heaps = np.zeros((3, num_sources), np.int64), np.empty((3, num_sources, 2), np.int64)
         self.known, self.deadlines, self.taken = numbers[0], numbers[1], numbers[2]
-        self.waiting, self.ready = np.empty((num_sources, 2), np.int64), np.empty((num_sources, 2), np.int64)
-        self.num_waiting = self.num_ready = self.phase = self.clock = 0
+        self.waiting, self.ready, self.givers = heaps[0], heaps[1], heaps[2]
+        self.num_waiting = self.num_ready = self.num_givers = self.phase = self.clock = 0
 
     def begin(self) -> None:
         """Let all sources wait, before the first turn."""
         self.num_waiting = len(self.credits)
         for source in range(self.num_waiting):
             self.deadlines[source] = self.deadline(source, 0)
-            _push(
-                self.waiting, source, _eligible(self.credits[source], self.quotas[0, source], 0, self.least), source
-            )
+            _push(self.waiting, source, _eligible(self.credits[source], self.quotas[0, source], 0, self.least), source)
 
     def deadline(self, source: int, turn: int) -> int:
         """Return the last turn in which a source, lacking its credit before `turn`, does not lack more than a pack."""
@@ -174,6 +182,9 @@ class Turns:
             self.clock += cost
             self.update(source)
             self.credits[source] -= self.unit // self.full * cost
+            if self.taken[source] == 0:
+                _push(self.givers, self.num_givers, source, source)
+                self.num_givers += 1
             self.taken[source] += 1
             self.left[source] -= 1
             self.deadlines[source] = self.deadline(source, turn * self.full)
@@ -192,8 +203,16 @@ class Turns:
 class Epochs:
     """Epochs with known pack counts of sources that take turns; see take_epochs."""
 
-    def __init__(self, turns: Turns, at: _Numbers, packs: _Numbers, counts: _Numbers, first_counts: _Numbers,
-                 until: _Numbers, rows: _Numbers):
+    def __init__(
+        self,
+        turns: Turns,
+        at: _Numbers,
+        packs: _Numbers,
+        counts: _Numbers,
+        first_counts: _Numbers,
+        until: _Numbers,
+        rows: _Numbers,
+    ):
         self.turns, self.at, self.packs, self.counts, self.first_counts = turns, at, packs, counts, first_counts
         self.until, self.rows, self.num_rows, self.over = until, rows, 0, -1
 
@@ -232,6 +251,7 @@ class Epochs:
             is_step = 0
             if num_sources == 1:
                 self.turns.taken[0], self.turns.credits[0] = min(count - done, self.turns.left[0]), 0
+                self.turns.givers[0, 0], self.turns.num_givers = 0, 1
                 done += self.turns.taken[0]
             else:
                 done = self.turns.take(done, min(count, stop) if num_all_rows else count)
@@ -239,10 +259,11 @@ class Epochs:
                     is_step = 1
                     stop += batch
             ended = -1
-            for source in range(num_sources):
+            while self.turns.num_givers > 0:
+                source = self.turns.givers[0, 0]
+                _pop(self.turns.givers, self.turns.num_givers)
+                self.turns.num_givers -= 1
                 taken = self.turns.taken[source]
-                if not taken:
-                    continue
                 if num_all_rows:
                     self.rows[self.num_rows, 0], self.rows[self.num_rows, 1] = source, self.at[source]
                     self.rows[self.num_rows, 2] = self.packs[source]
@@ -306,8 +327,8 @@ def take_epochs(
         credits[0] = 0
         done = epochs.pass_epochs(count)
     else:
-        stop = cython.declare(cython.longlong, steps[0])
-        batch = cython.declare(cython.longlong, steps[1])
+        cython.declare(most=cython.longlong, stop=cython.longlong, batch=cython.longlong)
+        most, (stop, batch) = count, steps
         with cython.nogil:
-            done = epochs.take(count, stop, batch)
+            done = epochs.take(most, stop, batch)
     return done, epochs.num_rows, epochs.over

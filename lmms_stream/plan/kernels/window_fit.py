@@ -19,14 +19,18 @@ class WindowFit(Bins):
     waits: whether each sample of the pool waits for the next window.
     """
 
-    def __init__(self, limit: int, max_samples: int, most: int, window: int, num_waiting: int = 0, share: float = FILLER_SHARE):
+    firsts: NDArray[np.int64]
+
+    def __init__(
+        self, limit: int, max_samples: int, most: int, window: int, num_waiting: int = 0, share: float = FILLER_SHARE
+    ):
+        cython.declare(ints=cython.int[:, ::1])
         self.share, self.window = share, min(window, max(most - num_waiting, 1))
         positions = self.window + max(self.window, num_waiting)
-        super().__init__(limit, max_samples, most, positions, positions)
-        self.pool, self.by_length = np.arange(positions, dtype=np.int32), np.empty(positions, np.int32)
-        self.scratch, self.sort_keys = np.empty(positions, np.int32), np.empty(positions, np.int64)
-        self.closes, self.waits = np.empty(len(self.opened), np.uint8), np.zeros(positions, np.uint8)
-        self.firsts = np.empty(0, np.int64)
+        super().__init__(limit, max_samples, most, positions)
+        ints = np.empty((5, len(self.unused)), np.int32)
+        self.pool, self.by_length, self.scratch, self.closes, self.waits = ints[0], ints[1], ints[2], ints[3], ints[4]
+        self.sort_keys, self.num_firsts = np.empty(positions, np.int64), 0
 
     def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
         return self.pack_stretch(lengths, 0, 0, True, seed)
@@ -62,7 +66,7 @@ class WindowFit(Bins):
             turns[at] = by_length[at]
 
     def has_waited(self, chosen: int, num_waiting: int) -> bool:
-        """Return whether a bin holds a sample of the window before, one of the first num_waiting samples of the pool."""
+        """Return whether a bin holds a sample of the window before: one of the first num_waiting of the pool."""
         position = self.head[chosen] if num_waiting else -1
         while position >= 0:
             if position <= self.pool[num_waiting - 1]:
@@ -103,12 +107,9 @@ class WindowFit(Bins):
 
     def position_of(self, position: int, index: int) -> int:
         """Return the position in the sequence of a sample of a stretch; see window_fit."""
-        first_new = len(self.firsts)
-        return self.firsts[index] if index < first_new else index + position - first_new
+        return self.firsts[index] if index < self.num_firsts else index + position - self.num_firsts
 
-    def pack_stretch(
-        self, lengths: NDArray[np.int32], num_waiting: int, position: int, last: bool, seed: int
-    ) -> int:
+    def pack_stretch(self, lengths: NDArray[np.int32], num_waiting: int, position: int, last: bool, seed: int) -> int:
         """Return the number of packs of a stretch, without the `num_open` samples of the pool that wait afterwards."""
         count, start, num_packs, mask = len(lengths), num_waiting, 0, len(self.following) - 1
         for at in range(num_waiting):
@@ -160,16 +161,16 @@ def window_fit(
     stretch. Returns order and offsets over `lengths`, and positions of the samples that wait afterwards: each is a pack
     of a single sample at the end of the order.
     """
-    num_waiting = len(firsts)
+    num_waiting = cython.declare(cython.longlong, len(firsts))
     packer = WindowFit(limit, max_samples, len(lengths), window, num_waiting)
-    packer.firsts = firsts
+    if num_waiting:
+        packer.firsts, packer.num_firsts = firsts, num_waiting
     with cython.nogil:
         num_packs = packer.pack_stretch(lengths, num_waiting, position, last, seed)
-    still = np.empty(packer.num_open, np.int64)
+    still = [packer.position_of(position, packer.pool[number]) for number in range(packer.num_open)]
     for number in range(packer.num_open):
-        still[number] = packer.position_of(position, packer.pool[number])
         packer.order[packer.offsets[num_packs]] = packer.pool[number]
         num_packs += 1
         packer.offsets[num_packs] = packer.offsets[num_packs - 1] + 1
     order, offsets = packer.arrays(num_packs)
-    return order, offsets, still
+    return order, offsets, np.array(still, np.int64)
