@@ -53,7 +53,8 @@ def best_fit(lengths: Sequence[int], limit: int, most: int, window: int, seed: i
         before = [*opened]
         turns = [at for at in positions if lengths[at] > filler] + [at for at in by_length if lengths[at] <= filler]
         put(lengths, turns, opened, limit, most)
-        closed, kept = [], []
+        closed: list[Bin] = []
+        kept: list[Bin] = []
         for samples in opened:
             room = limit - sum(lengths[at] for at in samples)
             is_full = room < max(1, int(limit / 512)) or len(samples) >= most

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lmms_stream.plan.kernels import turns
@@ -158,3 +161,32 @@ def test_turns_by_tokens_are_those_of_a_look_at_every_source(
     in_full = np.array([min(int(NEVER), end * full) for end in ends])
     num_taken = take_turns(count, counts, found, np.stack(units), in_full, TOKEN_UNIT * full, 1, sizes)
     assert (*num_taken, found.tolist()) == (turn, taken, after)
+
+
+def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines are computed for each source once, and once a turn; the loops run without compilation here."""
+    spec = importlib.util.spec_from_file_location("turns", Path(turns.__file__).with_name("turns.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    num_deadlines = 0
+    deadline = module.Turns.deadline
+
+    def counted(*args: object) -> object:
+        nonlocal num_deadlines
+        num_deadlines += 1
+        return deadline(*args)
+
+    monkeypatch.setattr(module.Turns, "deadline", counted)
+    num_sources, count = 50, 200
+    quotas = to_quotas([Fraction(1)] * num_sources)[None]
+    at, packs, credits = (np.zeros(num_sources, np.int64) for _ in range(3))
+    counts, firsts = np.ones(num_sources * 9, np.int64), np.arange(num_sources + 1) * 9
+    done, _, _ = module.take_epochs(
+        count, at, packs, counts, firsts, credits, quotas, np.array([NEVER]), UNIT, UNIT // 98, np.array([-1, 0, 0]),
+        (count, count), np.zeros((count + num_sources, 4), np.int64), no_sizes(num_sources),
+    )  # fmt: skip
+    assert done == count
+    assert at.tolist() == [4] * num_sources
+    assert num_deadlines <= num_sources + count
