@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+import lmms_stream
+
+PACKAGE = Path(lmms_stream.__file__).parent
 
 
 def outdated(folder: Path) -> list[str]:
@@ -20,6 +22,6 @@ def outdated(folder: Path) -> list[str]:
     ]
 
 
-if __name__ == "__main__" and outdated(ROOT / "lmms_stream"):
+if __name__ == "__main__" and outdated(PACKAGE):
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
+    sys.exit(subprocess.run(command, cwd=PACKAGE.parent, check=False).returncode)

@@ -5,11 +5,12 @@ from lmms_stream.plan.kernels.best_fit cimport Packer
 cdef int PACKED, PACKS, BLOCKS
 cdef unsigned long long LOW, INIT_A, MULT_A, INIT_B, MULT_B, MIX_L, MIX_R, PCG_HIGH, PCG_LOW
 
-cdef class Epochs:
+cdef class EpochPacker:
     cdef unsigned long long seed
     cdef bint shuffles, reshuffles, keeps
     cdef long long num_nodes, block_size
     cdef Packer packer
+    cdef tuple arrays
     cdef const int[::1] sample_lengths, num_pieces
     cdef const long long[::1] sizes, first_ids
     cdef unsigned long long[::1] state, entropy, block_word

@@ -70,7 +70,7 @@ class EpochPacks(NamedTuple):
     first_packs: _Numbers
 
 
-class Epochs:
+class EpochPacker:
     """Facts, rules and scratch of a call of pack_epochs, and the found packs: fields of EpochPacks.
 
     ids: samples of an epoch in order. cut: segments of a block. packed, ends, of_turns: segments, ends and turns of the
@@ -92,8 +92,8 @@ class Epochs:
         self.cut, self.packed = np.empty((3, num_segments), np.int32), np.empty((3, num_segments), np.int32)
         self.ends, self.of_turns = np.empty(num_segments, np.int64), np.empty(num_segments, np.int32)
         self.node_firsts = np.zeros(facts.num_nodes + 1, np.int64)
-        self.segments, self.offsets = np.empty((3, most), np.int32), np.zeros(most + 1, np.int64)
-        self.nodes, self.turns = np.empty(most, np.int32), np.empty(most, np.int32)
+        self.arrays = np.empty((3, most), np.int32), np.zeros(most + 1, np.int64), *np.empty((2, most), np.int32)
+        self.segments, self.offsets, self.nodes, self.turns = self.arrays
 
     def permute(self, numbers: _Numbers, size: int, is_shuffled: bool, num_words: int) -> None:
         """Write a permutation of 0 to size - 1, by the first words of the key."""
@@ -199,17 +199,15 @@ class Epochs:
 
 def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
     """Return the packs of the epochs [first, first + count), in the order of their numbers."""
-    epochs = Epochs(facts, rules, int(facts.num_pieces.sum()), count)
+    epochs = EpochPacker(facts, rules, int(facts.num_pieces.sum()), count)
     first_packs = np.zeros(count + 1, np.int64)
     num_packs = 0
     for number in range(count):
         with cython.nogil:
             num_packs = epochs.pack_epoch(first + number, num_packs)
         first_packs[number + 1] = num_packs
-    return EpochPacks(
-        Segments(*np.asarray(epochs.segments)), np.asarray(epochs.offsets)[: num_packs + 1],
-        np.asarray(epochs.nodes)[:num_packs], np.asarray(epochs.turns)[:num_packs], first_packs,
-    )  # fmt: skip
+    segments, offsets, nodes, turns = epochs.arrays
+    return EpochPacks(Segments(*segments), offsets[: num_packs + 1], nodes[:num_packs], turns[:num_packs], first_packs)
 
 
 # NumPy's random streams in compiled loops: `default_rng(words)` and its `shuffle`, number for number.

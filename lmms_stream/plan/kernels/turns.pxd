@@ -9,7 +9,7 @@ cdef void _push(long long[:, ::1] heap, long long size, long long key, long long
 cdef void _pop(long long[:, ::1] heap, long long size) noexcept nogil
 
 @cython.final
-cdef class Turns:
+cdef class SourceTurns:
     cdef long long[::1] left, credits, known, deadlines, taken, used, have
     cdef const long long[::1] ends
     cdef const long long[:, ::1] quotas, tokens
@@ -25,8 +25,8 @@ cdef class Turns:
     cpdef void end(self) noexcept nogil
 
 @cython.final
-cdef class Epochs:
-    cdef Turns turns
+cdef class SourceEpochs:
+    cdef SourceTurns turns
     cdef long long[::1] at, packs
     cdef const long long[::1] counts, first_counts, until
     cdef long long[:, ::1] rows
