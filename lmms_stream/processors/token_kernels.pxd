@@ -1,28 +1,62 @@
-# C types of token_kernels.py.
+# C types of token_kernels.py, and its innermost loop.
 
 cimport cython
+from cpython.buffer cimport Py_buffer
 
 cdef extern from *:
+    """
+    #include <string.h>
+    /* gcc compiles a loop twice; the first call takes the version that the CPU has instructions for. */
+    #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__)
+    #define CLONES __attribute__((target_clones("avx2", "default")))
+    #else
+    #define CLONES
+    #endif
+    typedef int unaligned_int __attribute__((aligned(1)));
+
+    /* Write a segment; its tokens [first, stop) are trained on. */
+    CLONES static void write_segment(
+        const void *tokens, long long length, long long first, long long stop, long long ignored_label,
+        long long *restrict ids, long long *restrict labels, long long *restrict positions)
+    {
+        for (long long n = 0; n < length; n++) {
+            ids[n] = ((const unaligned_int *)tokens)[n];
+            positions[n] = n;
+        }
+        for (long long n = 0; n < first; n++)
+            labels[n] = ignored_label;
+        memcpy(labels + first, ids + first, sizeof *ids * (stop - first));
+        for (long long n = stop; n < length; n++)
+            labels[n] = ignored_label;
+    }
+    """
+    ctypedef int unaligned_int
     void prefetch "__builtin_prefetch"(const void *address) noexcept nogil
+    void write_segment(
+        const void *tokens, long long length, long long first, long long stop, long long ignored_label,
+        long long *ids, long long *labels, long long *positions,
+    ) noexcept nogil
+
+cdef enum:
+    NUM_ARRAYS = 10
+
+cdef struct Values:
+    long long address, number
 
 cdef int AHEAD, LINE, _FITS, _TORN, _OTHER_LENGTH, _BAD_SPAN
 
 cdef void _prefetch(long long address) noexcept nogil
-cdef long long _uint32(long long address) noexcept nogil
 cdef long long _int32(long long address) noexcept nogil
+cdef bint _find_values(long long at, long long stop, Values *values) noexcept nogil
 
 @cython.final
-cdef class Samples:
-    cdef const long long[::1] addresses, indices, column_sizes
-    cdef long long ids_column, spans_column
-    cdef long long[:, ::1] found
-    cdef bint find_array(self, long long segment, int column, long long at, long long stop) noexcept nogil
+cdef class Pack:
+    cdef Py_buffer views[NUM_ARRAYS]
+    cdef int num_views
+    cdef Values *samples
+    cdef const long long *addresses, *indices, *starts, *lengths, *expected, *column_sizes
+    cdef long long *num_loss_tokens, *input_ids, *labels, *position_ids
+    cdef long long num_segments, num_columns, row_length, ids_column, spans_column, ignored_label, segment, value
+    cdef long long *take(self, array, str name, long long number, bint writable) except NULL
     cdef long long find(self) noexcept nogil
-
-@cython.final
-cdef class Rows:
-    cdef const long long[::1] starts, lengths, expected
-    cdef long long ignored_label, segment, value
-    cdef long long[::1] input_ids, labels, position_ids, num_loss_tokens
-    cdef void write(self, long long at, long long tokens, long long length, long long first, long long stop) noexcept nogil
-    cdef int fill(self, Samples samples) noexcept nogil
+    cdef int fill(self) noexcept nogil
