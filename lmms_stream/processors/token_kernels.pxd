@@ -14,20 +14,24 @@ cdef extern from *:
     #endif
     typedef int unaligned_int __attribute__((aligned(1)));
 
-    /* Write a segment; its tokens [first, stop) are trained on. */
+    #define WRITE_TOKENS(begin, end) \\
+        for (long long n = begin; n < end; n++) { \\
+            long long token = ((const unaligned_int *)tokens)[n]; \\
+            ids[n] = token; \\
+            positions[n] = n; \\
+            labels[n] = n >= first && n < stop ? token : ignored_label; \\
+        }
+
+    /* Write a segment; its tokens [first, stop) are trained on. Vectors that cross cache lines would take 1.6 times as
+       long: the tokens before a cache line of the rows come first. */
     CLONES static void write_segment(
         const void *tokens, long long length, long long first, long long stop, long long ignored_label,
         long long *restrict ids, long long *restrict labels, long long *restrict positions)
     {
-        for (long long n = 0; n < length; n++) {
-            ids[n] = ((const unaligned_int *)tokens)[n];
-            positions[n] = n;
-        }
-        for (long long n = 0; n < first; n++)
-            labels[n] = ignored_label;
-        memcpy(labels + first, ids + first, sizeof *ids * (stop - first));
-        for (long long n = stop; n < length; n++)
-            labels[n] = ignored_label;
+        long long before = -((long long)(size_t)ids / 8) & 7;
+        before = before < length ? before : length;
+        WRITE_TOKENS(0, before)
+        WRITE_TOKENS(before, length)
     }
     """
     ctypedef int unaligned_int
@@ -54,8 +58,16 @@ cdef class Pack:
     cdef Py_buffer views[NUM_ARRAYS]
     cdef int num_views
     cdef Values *samples
-    cdef const long long *addresses, *indices, *starts, *lengths, *expected, *column_sizes
-    cdef long long *num_loss_tokens, *input_ids, *labels, *position_ids
+    cdef const long long *addresses
+    cdef const long long *indices
+    cdef const long long *starts
+    cdef const long long *lengths
+    cdef const long long *expected
+    cdef const long long *column_sizes
+    cdef long long *num_loss_tokens
+    cdef long long *input_ids
+    cdef long long *labels
+    cdef long long *position_ids
     cdef long long num_segments, num_columns, row_length, ids_column, spans_column, ignored_label, segment, value
     cdef long long *take(self, array, str name, long long number, bint writable) except NULL
     cdef long long find(self) noexcept nogil

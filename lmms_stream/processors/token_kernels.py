@@ -143,8 +143,8 @@ class Pack:
                 first = min(max(_int32(bounds) - start, 1), length)
                 stop = min(max(_int32(bounds + 4) - start, first), length)
             write_segment(  # type: ignore[name-defined]  # noqa: F821
-                cython.cast(cython.p_void, self.samples[2 * segment].address + 4 * start), length, min(first, length),
-                min(stop, length), self.ignored_label, ids, self.labels + write, self.position_ids + write,
+                cython.cast(cython.p_void, self.samples[2 * segment].address + 4 * start), length, first, stop,
+                self.ignored_label, ids, self.labels + write, self.position_ids + write,
             )  # fmt: skip
             self.num_loss_tokens[segment] = stop - first
             for span in range(1, num_spans):
