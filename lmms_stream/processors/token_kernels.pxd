@@ -47,7 +47,7 @@ cdef enum:
 cdef struct Values:
     long long address, number
 
-cdef int AHEAD, LINE, _FITS, _TORN, _OTHER_LENGTH, _BAD_SPAN
+cdef int AHEAD, LINE, MOST_LINES, _FITS, _TORN, _OTHER_LENGTH, _BAD_SPAN
 
 cdef void _prefetch(long long address) noexcept nogil
 cdef long long _int32(long long address) noexcept nogil

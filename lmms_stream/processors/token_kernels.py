@@ -20,6 +20,7 @@ FITS, TORN, OTHER_LENGTH, BAD_SPAN = 0, 1, 2, 3  # outcomes of a pack; all but F
 _FITS, _TORN, _OTHER_LENGTH, _BAD_SPAN = FITS, TORN, OTHER_LENGTH, BAD_SPAN  # numbers in C
 AHEAD = 2  # number of segments that tokens are prefetched ahead
 LINE = 64  # bytes of a cache line
+MOST_LINES = 64  # that are prefetched of a segment: a page; the CPU prefetches what follows
 
 
 def _prefetch(address: int) -> None:
@@ -128,7 +129,7 @@ class Pack:
                 return _OTHER_LENGTH
             if segment + AHEAD < self.num_segments:
                 following = self.samples[2 * (segment + AHEAD)].address + 4 * self.starts[segment + AHEAD]
-                for line in range((4 * self.lengths[segment + AHEAD] + LINE - 1) // LINE):
+                for line in range(min((4 * self.lengths[segment + AHEAD] + LINE - 1) // LINE, MOST_LINES)):
                     _prefetch(following + line * LINE)
             # The first token of a segment is not trained on: no token before it predicts it.
             first, stop, last = 1, 1, 0
