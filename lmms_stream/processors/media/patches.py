@@ -30,6 +30,8 @@ def to_patches(
     (x / 255 - mean) / std in float32, with the same bits as transformers' slow processor. out: rows to fill and return,
     e.g. an image's part of a larger array; new memory costs more time than the patches.
     """
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        raise ConfigError(f"frames are {frames.dtype} {frames.shape}, expected uint8 [frames, height, width, 3]")
     num_frames, height, width, _ = frames.shape
     multiple = patch_size * merge_size
     if not num_frames or height % multiple or width % multiple:
@@ -42,10 +44,10 @@ def to_patches(
     shape = (num_patches, 3 * temporal_patch_size * patch_size * patch_size)
     if out is None:
         out = np.empty(shape, np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous")
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.carray:
+        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writable")
     _fill(
-        np.ascontiguousarray(frames, np.uint8).reshape(num_frames, height, 3 * width),
+        np.ascontiguousarray(frames).reshape(num_frames, height, 3 * width),
         patch_size,
         merge_size,
         temporal_patch_size,
@@ -76,7 +78,7 @@ def _fill(
                     group = (time * (num_rows // merge_size) + row // merge_size) * (num_columns // merge_size)
                     group = (group + column // merge_size) * merge_size + row % merge_size
                     target = cython.address(out[group * merge_size + column % merge_size, slot * area])
-                    fill_patch(
+                    fill_patch(  # type: ignore[name-defined]  # noqa: F821
                         cython.address(frames[frame, row * patch_size, 3 * patch_size * column]), row_bytes,
                         cython.address(values[0, 0]), target, temporal_patch_size * area, patch_size,
                     )  # fmt: skip

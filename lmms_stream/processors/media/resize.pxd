@@ -59,6 +59,22 @@ cdef extern from *:
     #define add_blocks add_rows
     #endif
 
+    /* Write `new_size` rows of `width` bytes: sums of bounds[2 * n + 1] rows from row bounds[2 * n] on. */
+    static void weigh_rows(
+        const unsigned char *rows, long long width, const int *weights, long long most, const long long *bounds,
+        long long new_size, unsigned char *out)
+    {
+        for (long long n = 0; n < new_size; n++, bounds += 2, weights += most, out += width) {
+            const unsigned char *first = rows + bounds[0] * width;
+            if (HAS_AVX2 && width >= BLOCK)
+                add_blocks(first, width, weights, bounds[1], out, width);
+            else
+                for (long long at = 0; at < width; at += BLOCK)
+                    add_rows(
+                        first + at, width, weights, bounds[1], out + at, width - at < BLOCK ? width - at : BLOCK);
+        }
+    }
+
     /* Alternate the bytes of the two halves of a tile. Four times, this transposes the tile. */
     static inline void interleave(const unsigned char *restrict tile, unsigned char *restrict out)
     {
@@ -80,19 +96,32 @@ cdef extern from *:
         for (int column = 0; column < TILE; column++)
             memcpy(columns + column * to_stride, tile + TILE * column, TILE);
     }
+
+    /* Turn rows of bytes into columns. The last tile of each row and column may have bytes of the tile before. */
+    static void transpose(
+        const unsigned char *rows, long long num_rows, long long row_bytes, unsigned char *columns, long long to_stride)
+    {
+        if (num_rows < TILE || row_bytes < TILE) {
+            for (long long row = 0; row < num_rows; row++)
+                for (long long column = 0; column < row_bytes; column++)
+                    columns[column * to_stride + row] = rows[row * row_bytes + column];
+            return;
+        }
+        for (long long begin = 0; begin < row_bytes; begin += TILE)
+            for (long long begin_row = 0; begin_row < num_rows; begin_row += TILE) {
+                long long column = begin + TILE <= row_bytes ? begin : row_bytes - TILE;
+                long long row = begin_row + TILE <= num_rows ? begin_row : num_rows - TILE;
+                transpose_tile(
+                    rows + row * row_bytes + column, row_bytes, columns + column * to_stride + row, to_stride);
+            }
+    }
     """
-    const int BLOCK, TILE
-    const bint HAS_AVX2
-    void add_rows(
-        const unsigned char *rows, long long stride, const int *weights, long long number, unsigned char *out,
-        long long width,
+    void weigh_rows(
+        const unsigned char *rows, long long width, const int *weights, long long most, const long long *bounds,
+        long long new_size, unsigned char *out,
     ) noexcept nogil
-    void add_blocks(
-        const unsigned char *rows, long long stride, const int *weights, long long number, unsigned char *out,
-        long long width,
-    ) noexcept nogil
-    void transpose_tile(
-        const unsigned char *rows, long long stride, unsigned char *columns, long long to_stride,
+    void transpose(
+        const unsigned char *rows, long long num_rows, long long row_bytes, unsigned char *columns, long long to_stride,
     ) noexcept nogil
 
 cdef int PRECISION_BITS, BILINEAR, BICUBIC, BAND
@@ -101,13 +130,11 @@ cdef double CUBIC
 cpdef _weights(long long size, long long new_size, int filter, double reach)
 cdef double _weight(double distance, int filter)
 cdef double _sinc(double x)
-cpdef _resize_rows(const unsigned char[:, ::1] image, tuple weights, unsigned char[:, ::1] out)
-cpdef _resize_columns(const unsigned char[:, :, ::1] frames, tuple weights, unsigned char[:, :, ::1] out)
-cdef void _add_all(
-    const unsigned char *rows, long long width, const int[:, ::1] weights, const long long[:, ::1] bounds,
-    unsigned char *out,
-) noexcept nogil
-cdef void _transpose(
-    const unsigned char *source, long long num_rows, long long row_bytes, unsigned char *target,
-    long long target_row_bytes,
-) noexcept nogil
+cpdef _resize_rows(
+    const unsigned char[:, ::1] image, const int[:, ::1] weights, const long long[:, ::1] bounds,
+    unsigned char[:, ::1] out,
+)
+cpdef _resize_columns(
+    const unsigned char[:, :, ::1] frames, const int[:, ::1] weights, const long long[:, ::1] bounds,
+    unsigned char[:, :, ::1] out,
+)

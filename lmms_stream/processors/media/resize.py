@@ -15,6 +15,8 @@ import numpy as np
 from cython.cimports.libc.math import M_PI, ceil, sin
 from numpy.typing import NDArray
 
+from ...errors import ConfigError
+
 PRECISION_BITS = 22  # of a weight
 # Filter -> its number, and its reach in pixels on each side, times the scale if an image is made smaller.
 Filter = Literal["bilinear", "bicubic", "lanczos"]
@@ -22,7 +24,6 @@ FILTERS: dict[Filter, tuple[int, float]] = {"bilinear": (0, 1.0), "bicubic": (1,
 BILINEAR, BICUBIC = FILTERS["bilinear"][0], FILTERS["bicubic"][0]
 # The parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing".
 CUBIC = -0.5
-Bytes = NDArray[np.uint8]  # a pointer to bytes
 BAND = 64  # rows that are resized in width together
 
 
@@ -34,7 +35,12 @@ def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter 
     *frames, old_height, old_width, channels = image.shape
     if (old_width, old_height) == (width, height):
         return image
-    pixels = np.ascontiguousarray(image, np.uint8).reshape(-1, old_height, old_width, channels)
+    if image.dtype != np.uint8 or channels != 3 or 0 in image.shape or min(width, height) < 1:
+        raise ConfigError(
+            f"an image of {image.dtype} {image.shape} cannot be resized to {width} x {height} pixels: expected uint8 "
+            "[..., height, width, 3] and at least a pixel on each side"
+        )
+    pixels = np.ascontiguousarray(image).reshape(-1, old_height, old_width, channels)
     passes = [(_to_width, width), (_to_height, height)]
     if old_height - height > max(0, 2 * (old_width - width)):  # the order of the passes in Pillow 13
         passes.reverse()
@@ -49,7 +55,7 @@ def _to_width(frames: NDArray[np.uint8], width: int, filter: Filter) -> NDArray[
         return frames
     out = np.empty((num_frames, height, width, channels), np.uint8)
     rows, new_rows = frames.reshape(-1, old_width * channels), out.reshape(-1, width * channels)
-    _resize_rows(rows, _weights(old_width, width, *FILTERS[filter]), new_rows)
+    _resize_rows(rows, *_weights(old_width, width, *FILTERS[filter]), new_rows)
     return out
 
 
@@ -59,7 +65,7 @@ def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArra
         return frames
     out = np.empty((num_frames, height, width, channels), np.uint8)
     columns, new_columns = (array.reshape(num_frames, -1, width * channels) for array in (frames, out))
-    _resize_columns(columns, _weights(old_height, height, *FILTERS[filter]), new_columns)
+    _resize_columns(columns, *_weights(old_height, height, *FILTERS[filter]), new_columns)
     return out
 
 
@@ -105,61 +111,33 @@ def _sinc(x: float) -> float:
     return sin(x * M_PI) / (x * M_PI) if x != 0.0 else 1.0
 
 
-def _resize_rows(image: Bytes, weights: tuple[NDArray[np.int32], NDArray[np.int64]], out: Bytes) -> None:
-    """Resize rows: [rows, 3 * old width] -> out [rows, 3 * new width]; weights: see _weights."""
-    weight = cython.declare(cython.const[cython.int][:, ::1], weights[0])
-    bounds = cython.declare(cython.const[cython.longlong][:, ::1], weights[1])
+def _resize_rows(
+    image: NDArray[np.uint8], weights: NDArray[np.int32], bounds: NDArray[np.int64], out: NDArray[np.uint8]
+) -> None:
+    """Resize rows: [rows, 3 * old width] -> out [rows, 3 * new width]; weights and bounds: see _weights."""
     num_rows, row_bytes, new_bytes = image.shape[0], image.shape[1], out.shape[1]
     band = min(BAND, num_rows)
     columns = cython.declare(cython.uchar[::1], np.empty(row_bytes * band, np.uint8))
     new_columns = cython.declare(cython.uchar[::1], np.empty(new_bytes * band, np.uint8))
+    old, new = cython.address(columns[0]), cython.address(new_columns[0])
     with cython.nogil:
         for number in range((num_rows + band - 1) // band):
             row = min(number * band, num_rows - band)  # the last band may have rows of the band before
-            _transpose(cython.address(image[row, 0]), band, row_bytes, cython.address(columns[0]), band)
-            _add_all(cython.address(columns[0]), 3 * band, weight, bounds, cython.address(new_columns[0]))
-            _transpose(cython.address(new_columns[0]), new_bytes, band, cython.address(out[row, 0]), new_bytes)
+            transpose(cython.address(image[row, 0]), band, row_bytes, old, band)  # type: ignore[name-defined]  # noqa: F821
+            weigh_rows(  # type: ignore[name-defined]  # noqa: F821
+                old, 3 * band, cython.address(weights[0, 0]), weights.shape[1], cython.address(bounds[0, 0]),
+                weights.shape[0], new,
+            )  # fmt: skip
+            transpose(new, new_bytes, band, cython.address(out[row, 0]), new_bytes)  # type: ignore[name-defined]  # noqa: F821
 
 
-def _resize_columns(frames: Bytes, weights: tuple[NDArray[np.int32], NDArray[np.int64]], out: Bytes) -> None:
-    """Resize columns: [frames, old height, 3 * width] -> out [frames, new height, 3 * width]; weights: see _weights."""
-    weight = cython.declare(cython.const[cython.int][:, ::1], weights[0])
-    bounds = cython.declare(cython.const[cython.longlong][:, ::1], weights[1])
+def _resize_columns(
+    frames: NDArray[np.uint8], weights: NDArray[np.int32], bounds: NDArray[np.int64], out: NDArray[np.uint8]
+) -> None:
+    """Resize columns: [frames, old height, 3 * width] -> out [frames, new height, 3 * width]."""
     with cython.nogil:
         for frame in range(frames.shape[0]):
-            _add_all(
-                cython.address(frames[frame, 0, 0]), frames.shape[2], weight, bounds, cython.address(out[frame, 0, 0])
-            )
-
-
-def _add_all(
-    rows: Bytes, width: int, weights: NDArray[np.int32], bounds: NDArray[np.int64], out: Bytes
-) -> None:
-    """Write the new rows of `width` bytes, each a weighted sum of old rows."""
-    for new in range(weights.shape[0]):
-        old = rows + bounds[new, 0] * width
-        if HAS_AVX2 and width >= BLOCK:
-            add_blocks(old, width, cython.address(weights[new, 0]), bounds[new, 1], out, width)
-        else:
-            for block in range((width + BLOCK - 1) // BLOCK):
-                add_rows(
-                    old + block * BLOCK, width, cython.address(weights[new, 0]), bounds[new, 1], out + block * BLOCK,
-                    min(BLOCK, width - block * BLOCK),
-                )  # fmt: skip
-        out += width
-
-
-def _transpose(source: Bytes, num_rows: int, row_bytes: int, target: Bytes, target_row_bytes: int) -> None:
-    """Turn rows of bytes into columns. The last tile of each row and column may have bytes of the tile before."""
-    if num_rows < TILE or row_bytes < TILE:
-        for row in range(num_rows):
-            for column in range(row_bytes):
-                target[column * target_row_bytes + row] = source[row * row_bytes + column]
-        return
-    for tile in range((row_bytes + TILE - 1) // TILE):
-        column = min(tile * TILE, row_bytes - TILE)
-        for tile_row in range((num_rows + TILE - 1) // TILE):
-            row = min(tile_row * TILE, num_rows - TILE)
-            transpose_tile(
-                source + row * row_bytes + column, row_bytes, target + column * target_row_bytes + row, target_row_bytes
-            )
+            weigh_rows(  # type: ignore[name-defined]  # noqa: F821
+                cython.address(frames[frame, 0, 0]), frames.shape[2], cython.address(weights[0, 0]), weights.shape[1],
+                cython.address(bounds[0, 0]), weights.shape[0], cython.address(out[frame, 0, 0]),
+            )  # fmt: skip
