@@ -1,5 +1,9 @@
 """The compiled loop that makes packs of tokenized samples straight from their memory-mapped shards."""
 
+# C names are declared in the .pxd.
+# mypy: disable-error-code="attr-defined, name-defined"
+# ruff: noqa: F821
+
 from __future__ import annotations
 
 import cython
@@ -27,14 +31,14 @@ def _prefetch(address: int) -> None:
     """Prefetch the cache line at an address: reads of samples all over the shards would wait for one line after
     another.
     """
-    prefetch(cython.cast(cython.p_void, address))  # type: ignore[name-defined]  # noqa: F821 (of the .pxd)
+    prefetch(cython.cast(cython.p_void, address))
 
 
 def _int32(address: int) -> int:
-    return cython.cast(cython.pointer[unaligned_int], address)[0]  # type: ignore[name-defined]  # noqa: F821
+    return cython.cast(cython.pointer[unaligned_int], address)[0]
 
 
-def _find_values(at: int, stop: int, values: Values) -> bool:  # type: ignore[name-defined]  # noqa: F821
+def _find_values(at: int, stop: int, values: Values) -> bool:
     """Find the int32 values of an MDS array of any shape; return whether the array is whole."""
     if stop - at < 1:
         return False
@@ -143,7 +147,7 @@ class Pack:
             if num_spans:
                 first = min(max(_int32(bounds) - start, 1), length)
                 stop = min(max(_int32(bounds + 4) - start, first), length)
-            write_segment(  # type: ignore[name-defined]  # noqa: F821
+            write_segment(
                 cython.cast(cython.p_void, self.samples[2 * segment].address + 4 * start), length, first, stop,
                 self.ignored_label, ids, self.labels + write, self.position_ids + write,
             )  # fmt: skip
@@ -197,7 +201,7 @@ def fill(
     pack.labels = pack.take(labels, "labels", pack.row_length, True)
     pack.position_ids = pack.take(position_ids, "position_ids", pack.row_length, True)
     pack.ids_column, pack.spans_column, pack.ignored_label = ids_column, spans_column, ignored_label
-    pack.samples = cython.cast(cython.pointer[Values], malloc(2 * pack.num_segments * cython.sizeof(Values) + 1))  # type: ignore[name-defined]  # noqa: F821
+    pack.samples = cython.cast(cython.pointer[Values], malloc(2 * pack.num_segments * cython.sizeof(Values) + 1))
     if pack.samples is cython.NULL:
         raise MemoryError(f"{pack.num_segments} segments of a pack")
     with cython.nogil:

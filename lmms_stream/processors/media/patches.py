@@ -1,5 +1,9 @@
 """Pixels -> normalised patches in the order of transformers' Qwen2VLImageProcessor, by a compiled loop."""
 
+# C names are declared in the .pxd.
+# mypy: disable-error-code="name-defined"
+# ruff: noqa: F821
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -78,7 +82,7 @@ def _fill(
                     group = (time * (num_rows // merge_size) + row // merge_size) * (num_columns // merge_size)
                     group = (group + column // merge_size) * merge_size + row % merge_size
                     target = cython.address(out[group * merge_size + column % merge_size, slot * area])
-                    fill_patch(  # type: ignore[name-defined]  # noqa: F821
+                    fill_patch(
                         cython.address(frames[frame, row * patch_size, 3 * patch_size * column]), row_bytes,
                         cython.address(values[0, 0]), target, temporal_patch_size * area, patch_size,
                     )  # fmt: skip

@@ -6,6 +6,10 @@ rows of bytes for both, many bytes in one vector instruction. For the width, a b
 pixels of a column become contiguous.
 """
 
+# C names are declared in the .pxd.
+# mypy: disable-error-code="name-defined"
+# ruff: noqa: F821
+
 from __future__ import annotations
 
 from typing import Literal
@@ -32,14 +36,14 @@ def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter 
 
     An image of this size is returned itself.
     """
-    *frames, old_height, old_width, channels = image.shape
-    if (old_width, old_height) == (width, height):
-        return image
-    if image.dtype != np.uint8 or channels != 3 or 0 in image.shape or min(width, height) < 1:
+    if image.dtype != np.uint8 or image.ndim < 3 or image.shape[-1:] != (3,) or min(*image.shape, width, height) < 1:
         raise ConfigError(
             f"an image of {image.dtype} {image.shape} cannot be resized to {width} x {height} pixels: expected uint8 "
             "[..., height, width, 3] and at least a pixel on each side"
         )
+    *frames, old_height, old_width, channels = image.shape
+    if (old_width, old_height) == (width, height):
+        return image
     pixels = np.ascontiguousarray(image).reshape(-1, old_height, old_width, channels)
     passes = [(_to_width, width), (_to_height, height)]
     if old_height - height > max(0, 2 * (old_width - width)):  # the order of the passes in Pillow 13
@@ -123,12 +127,12 @@ def _resize_rows(
     with cython.nogil:
         for number in range((num_rows + band - 1) // band):
             row = min(number * band, num_rows - band)  # the last band may have rows of the band before
-            transpose(cython.address(image[row, 0]), band, row_bytes, old, band)  # type: ignore[name-defined]  # noqa: F821
-            weigh_rows(  # type: ignore[name-defined]  # noqa: F821
+            transpose(cython.address(image[row, 0]), band, row_bytes, old, band)
+            weigh_rows(
                 old, 3 * band, cython.address(weights[0, 0]), weights.shape[1], cython.address(bounds[0, 0]),
                 weights.shape[0], new,
             )  # fmt: skip
-            transpose(new, new_bytes, band, cython.address(out[row, 0]), new_bytes)  # type: ignore[name-defined]  # noqa: F821
+            transpose(new, new_bytes, band, cython.address(out[row, 0]), new_bytes)
 
 
 def _resize_columns(
@@ -137,7 +141,7 @@ def _resize_columns(
     """Resize columns: [frames, old height, 3 * width] -> out [frames, new height, 3 * width]."""
     with cython.nogil:
         for frame in range(frames.shape[0]):
-            weigh_rows(  # type: ignore[name-defined]  # noqa: F821
+            weigh_rows(
                 cython.address(frames[frame, 0, 0]), frames.shape[2], cython.address(weights[0, 0]), weights.shape[1],
                 cython.address(bounds[0, 0]), weights.shape[0], cython.address(out[frame, 0, 0]),
             )  # fmt: skip
