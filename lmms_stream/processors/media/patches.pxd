@@ -2,7 +2,8 @@
 
 cdef extern from *:
     """
-    /* Write the values of the pixels of a patch: three areas of size * size floats, `to_channel` floats apart. */
+    /* Write the values of the pixels of a patch: three areas of size * size floats, `to_channel` floats apart.
+       Pixels to the right and the next patch of `target` are prefetched. */
     static void fill_patch(
         const unsigned char *restrict pixels, long long row_bytes, const float *restrict values,
         float *restrict target, long long to_channel, long long size)

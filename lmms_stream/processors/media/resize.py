@@ -36,7 +36,8 @@ def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter 
 
     An image of this size is returned itself.
     """
-    if image.dtype != np.uint8 or image.ndim < 3 or image.shape[-1:] != (3,) or min(*image.shape, width, height) < 1:
+    sides = min(*image.shape, width, height)
+    if image.dtype != np.uint8 or image.ndim < 3 or image.shape[image.ndim - 1] != 3 or sides < 1:
         raise ConfigError(
             f"an image of {image.dtype} {image.shape} cannot be resized to {width} x {height} pixels: expected uint8 "
             "[..., height, width, 3] and at least a pixel on each side"
