@@ -1,11 +1,16 @@
 """Pixels -> normalised patches in the order of transformers' Qwen2VLImageProcessor, by a compiled loop."""
 
+# C names are declared in the .pxd.
+# mypy: disable-error-code="name-defined"
+# ruff: noqa: F821
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import cython
 import numpy as np
+from cython.cimports.libc.string import memcpy
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
@@ -29,6 +34,8 @@ def to_patches(
     (x / 255 - mean) / std in float32, with the same bits as transformers' slow processor. out: rows to fill and return,
     e.g. an image's part of a larger array; new memory costs more time than the patches.
     """
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        raise ConfigError(f"frames are {frames.dtype} {frames.shape}, expected uint8 [frames, height, width, 3]")
     num_frames, height, width, _ = frames.shape
     multiple = patch_size * merge_size
     if not num_frames or height % multiple or width % multiple:
@@ -41,10 +48,10 @@ def to_patches(
     shape = (num_patches, 3 * temporal_patch_size * patch_size * patch_size)
     if out is None:
         out = np.empty(shape, np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous")
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.carray:
+        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writable")
     _fill(
-        np.ascontiguousarray(frames, np.uint8).reshape(num_frames, height, 3 * width),
+        np.ascontiguousarray(frames).reshape(num_frames, height, 3 * width),
         patch_size,
         merge_size,
         temporal_patch_size,
@@ -63,11 +70,9 @@ def _fill(
     out: NDArray[np.float32],
 ) -> None:
     """Write the patches. frames: uint8[frames, height, 3 * width]. values: float32[3, 256], see _values."""
-    cython.declare(pixel=cython.p_uchar, target=cython.p_float, slots=cython.longlong, group=cython.longlong)
-    red, green, blue = cython.address(values[0, 0]), cython.address(values[1, 0]), cython.address(values[2, 0])
-    num_frames, area = frames.shape[0], patch_size * patch_size
-    num_rows, num_columns = frames.shape[1] // patch_size, frames.shape[2] // (3 * patch_size)
-    to_channel = temporal_patch_size * area
+    cython.declare(target=cython.p_float, group=cython.longlong)
+    num_frames, area, row_bytes = frames.shape[0], patch_size * patch_size, frames.shape[2]
+    num_rows, num_columns = frames.shape[1] // patch_size, row_bytes // (3 * patch_size)
     with cython.nogil:
         for frame in range(num_frames):
             time, slot = frame // temporal_patch_size, frame % temporal_patch_size
@@ -77,20 +82,14 @@ def _fill(
                     group = (time * (num_rows // merge_size) + row // merge_size) * (num_columns // merge_size)
                     group = (group + column // merge_size) * merge_size + row % merge_size
                     target = cython.address(out[group * merge_size + column % merge_size, slot * area])
-                    for y in range(patch_size):
-                        pixel = cython.cast(
-                            cython.p_uchar, cython.address(frames[frame, row * patch_size + y, 3 * patch_size * column])
-                        )
-                        for x in range(patch_size):
-                            target[x] = red[pixel[3 * x]]
-                            target[x + to_channel] = green[pixel[3 * x + 1]]
-                            target[x + 2 * to_channel] = blue[pixel[3 * x + 2]]
-                        target += patch_size
-                    target -= area
-                    for at in range(area, slots * area):
-                        target[at] = target[at - area]
-                        target[at + to_channel] = target[at - area + to_channel]
-                        target[at + 2 * to_channel] = target[at - area + 2 * to_channel]
+                    fill_patch(
+                        cython.address(frames[frame, row * patch_size, 3 * patch_size * column]), row_bytes,
+                        cython.address(values[0, 0]), target, temporal_patch_size * area, patch_size,
+                    )  # fmt: skip
+                    for _ in range(3):
+                        for repeat in range(1, slots):
+                            memcpy(target + repeat * area, target, 4 * area)
+                        target += temporal_patch_size * area
 
 
 def _values(mean: NDArray[np.float32], std: NDArray[np.float32]) -> NDArray[np.float32]:
