@@ -123,12 +123,12 @@ def test_other_pixels_and_rows_that_cannot_be_written_are_named() -> None:
         with pytest.raises(
             ConfigError, match=rf"frames are {frames.dtype} .*, expected uint8 \[frames, height, width, 3"
         ):
-            to_patches(frames, **CUT, **CLIP)
+            to_patches(frames, **CUT, **CLIP)  # type: ignore[arg-type]
     sealed = rows.copy()
     sealed.flags.writeable = False
     for out in (rows.astype(np.float64), rows.repeat(2, 0)[::2], sealed):
         with pytest.raises(ConfigError, match=rf"out is {out.dtype} \(8, 1176\), expected .* contiguous and writable"):
-            to_patches(image, **CUT, **CLIP, out=out)
+            to_patches(image, **CUT, **CLIP, out=out)  # type: ignore[arg-type]
 
 
 def test_frames_in_any_layout_have_the_same_patches() -> None:

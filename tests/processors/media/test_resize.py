@@ -111,7 +111,7 @@ def test_other_pixels_and_sides_of_no_pixel_are_named() -> None:
         with pytest.raises(
             ConfigError, match=rf"an image of {pixels.dtype} \(.* 20 x 30 pixels: expected uint8 \[\.\.\., "
         ):
-            resize(pixels, width=20, height=30)
+            resize(pixels, width=20, height=30)  # type: ignore[arg-type]
     for width, height in ((0, 30), (20, 0), (-1, 30)):
         with pytest.raises(ConfigError, match=f"cannot be resized to {width} x {height} pixels: .* at least a pixel"):
             resize(image, width=width, height=height)
