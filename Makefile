@@ -21,9 +21,10 @@ OTHER_PYTHONS ?= python3.12 python3.13
 # Without bytecode, each of some hundred interpreters of a run would compile all sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-changed test-times test-oldest test-torchtitan test-models models test-python test-minimal test-long check compiled docs bench gpu-wheels mutants clean
+.PHONY: setup demo test test-changed test-times test-oldest test-torchtitan test-models models test-python test-minimal test-long check docs bench gpu-wheels mutants clean
 
 setup: $(VENV)/.installed
+	@$(BIN)/python -m tests.compiled
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,12 +41,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m tests.times --budget
 
-# Each process of tests would compile the loops for itself; mypy has a core to spare meanwhile.
-compiled: setup
-	$(BIN)/python -m tests.compiled
-
-test: setup
-	$(MAKE) --jobs 2 check compiled
+test: check
 	$(PYTEST)
 
 # For a developer's desk: the tests that uncommitted changes, or those since BASE=REV, can break (tests/changed.py).
@@ -110,7 +106,7 @@ test-models: models
 	LMMS_STREAM_ROUNDS=long $(PYTEST) --timeout 3000 tests/models
 
 # One-line faults of the product: each that a test noticed must still be noticed (tests/mutants).
-mutants: setup compiled
+mutants: setup
 	$(BIN)/python -m tests.mutants run
 
 # MosaicML's class keeps shared memory under names of the whole machine: what runs it has the machine to itself.

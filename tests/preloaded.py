@@ -1,7 +1,6 @@
 """What the server of processes.py imports before it forks: what readers and the ranks of jobs come to import.
 
-Compiled loops are loaded, and some modules imported, when they are first used: so they are used here. That starts no
-thread.
+Some modules are imported when they are first used: so they are used here. That starts no thread.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 import boto3  # noqa: F401
 import lmms_stream.doors.huggingface.trainer
 import lmms_stream.processors.chat
+import lmms_stream.processors.token_kernels
 import lmms_stream.train.trainer  # noqa: F401
 import pydantic
 import rich._emoji_codes  # noqa: F401
@@ -19,9 +19,6 @@ import streaming  # noqa: F401
 import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKL, DiTTransformer2DModel  # noqa: F401
-from lmms_stream.plan.kernels.deal import deal
-from lmms_stream.plan.kernels.short_epochs import begin_stream, pack_epochs, seeded_words, shuffle
-from lmms_stream.processors.token_kernels import fill
 from lmms_stream.storage.s3 import _new_session
 from lmms_stream.train.run_config import RunConfig
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,13 +28,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import tests.mds.reading
 import tests.processes  # noqa: F401
 from tests.kept_schemas import keep_schemas
-
-
-def _load_loops() -> None:
-    """Load the compiled loops of plans and batches, for arguments of all types that their cache holds."""
-    for loop in (begin_stream, seeded_words, shuffle, pack_epochs, deal, fill):
-        for signature, *_ in loop._cache._cache_file._load_index():
-            loop.compile(signature)
 
 
 def _share_a_step() -> None:
@@ -58,7 +48,6 @@ def _share_a_step() -> None:
 keep_schemas()
 pydantic.TypeAdapter(RunConfig)
 _new_session().client("s3", region_name="us-east-1")  # parses the descriptions of S3, which forked processes share
-_load_loops()
 _share_a_step()
 assert len(list(Path("/proc/self/task").iterdir())) == 1
 gc.freeze()  # a collection in a fork would copy the pages of all these modules

@@ -1,77 +1,41 @@
-"""Machine code of compiled loops, kept in files that several processes write."""
+"""Compiled loops: of their present sources, by one compiler, and without a compilation at the first call."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
-import pytest
-from lmms_stream.plan.kernels.best_fit import best_fit
-from lmms_stream.versions.numba import CacheFile, compiled
-from numba.core.caching import IndexDataCacheFile
+from .compiled import PACKAGE, outdated
 
-from .arrows import files
-from .rounds import in_long_rounds
-
-LOOP = """
-from lmms_stream.versions.numba import compiled
-
-@compiled
-def total(values):
-    found = 0
-    for value in values:
-        found += value * {factor}
-    return found
-"""
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("benchmarks", "converters", "examples", "lmms_stream", "tests")
+COMPILERS = re.compile(r"^ *(?:from|import) (?:numba|llvmlite)\b", re.MULTILINE)
 
 
-def test_every_loop_of_the_project_is_kept_in_these_files() -> None:
-    others = [name for name, path in files().items() if "cache=True" in path.read_text()]
-    assert others == ["lmms_stream.versions.numba"]
-    assert type(best_fit._cache._cache_file) is CacheFile
-    assert compiled(lambda: 1, inline="always").targetoptions.items() >= {"nogil": True, "inline": "always"}.items()
+def test_no_file_imports_numba() -> None:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 900
+    assert [path for path in files if COMPILERS.search(path.read_text())] == []
 
 
-@pytest.mark.parametrize(("kind", "loaded"), [(CacheFile, b"int32"), (IndexDataCacheFile, b"float64")])
-def test_code_for_one_type_is_not_taken_for_another_whose_process_wrote_at_the_same_time(
-    kind: type[IndexDataCacheFile], loaded: bytes, tmp_path: Path
-) -> None:
-    """The second process has read the index before the first wrote; then the index of the first comes last."""
-    first = kind(str(tmp_path), "loop", (1.0, 10))
-    first.save("int32", b"int32")
-    index = (tmp_path / "loop.nbi").read_bytes()
-    (tmp_path / "loop.nbi").unlink()
-    kind(str(tmp_path), "loop", (1.0, 10)).save("float64", b"float64")
-    (tmp_path / "loop.nbi").write_bytes(index)
-    assert first.load("int32") == loaded
+def test_tests_run_with_the_loops_of_the_present_sources(tmp_path: Path) -> None:
+    assert outdated(PACKAGE) == []
+    for name, seconds in [("old.py", 1), ("old.pxd", 3), ("old.abi3.so", 2), ("new.pxd", 1), ("new.py", 2)]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+    assert outdated(tmp_path) == ["new.pxd", "new.py", "old.pxd"]
+    (tmp_path / "new.abi3.so").touch()
+    os.utime(tmp_path / "old.pxd", (1, 1))
+    assert outdated(tmp_path) == []
 
 
-def test_code_of_an_older_source_is_not_taken_before_the_new_is_written(tmp_path: Path) -> None:
-    CacheFile(str(tmp_path), "loop", (1.0, 10)).save("int32", b"old")
-    newer = CacheFile(str(tmp_path), "loop", (2.0, 10))
-    assert newer.load("int32") is None
-    newer.save("int32", b"new")
-    assert newer.load("int32") == b"new"
-    assert len(list(tmp_path.glob("loop.*.nbc"))) == 2
-
-
-@in_long_rounds
-def test_processes_that_compile_for_different_types_at_once_call_their_own_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    for factor in range(1, 41):
-        name = f"loop_{factor % 2}"
-        (tmp_path / f"{name}.py").write_text(LOOP.format(factor=factor) + "#" * factor)
-        processes = []
-        for kind in 2 * ("int32", "int64", "float32", "float64"):
-            if pid := os.fork():
-                processes.append(pid)
-                continue
-            is_right = False
-            try:
-                is_right = __import__(name).total(np.arange(10, dtype=kind)) == 45 * factor
-            finally:
-                os._exit(0 if is_right else 1)
-        assert [os.waitpid(pid, 0)[1] for pid in processes] == [0] * len(processes)
+def test_python_without_headers_is_named_with_the_remedy() -> None:
+    script = "import runpy, sysconfig; sysconfig.get_path = lambda name: '/none'; runpy.run_path('setup.py')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "/none/Python.h does not exist, and compiling lmms-stream needs it: install a wheel" in done.stderr

@@ -134,7 +134,7 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """The end of each script in a process that has imported libraries and no module of the project."""
-    libraries = ("torch._dynamo", "transformers.trainer", "numba")
+    libraries = ("torch._dynamo", "transformers.trainer")
     return run_forks(SCRIPTS, tmp_path_factory.mktemp("scripts"), imports=libraries)
 
 

@@ -7,10 +7,10 @@ import sys
 from .arrows import arrows, circles, files, imports, reached_from, room_of
 
 PURE_ROOMS = ("plan", "plan/kernels")
-PURE_LIBRARIES = {"numpy", "numba"}
+PURE_LIBRARIES = {"cython", "numpy"}
 STARTED = ("__main__", "run_config", "trainer")  # modules that a run imports first
 LIBRARIES_OF_A_START = {
-    "huggingface_hub", "jinja2", "numba", "numpy", "orjson", "rich", "safetensors", "torch", "transformers", "xxhash",
+    "cython", "huggingface_hub", "jinja2", "numpy", "orjson", "rich", "safetensors", "torch", "transformers", "xxhash",
     "yaml",
 }  # fmt: skip
 BASE = {"checks", "errors", "extras", "registry", "types"}
@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "signals": set(),
     "lazy": set(),
     "freed_memory": set(),
-    "plan/kernels": {"versions"},
+    "plan/kernels": set(),
     "plan": {*BASE, "freed_memory", "plan/kernels"},
     "storage": BASE,
     "processors/media": {*BASE, "versions"},

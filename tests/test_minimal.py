@@ -146,7 +146,7 @@ def ends(python: Path, folder: Path) -> dict[str, Ended]:
         "words": OWN_WORDS,
         "calls": CALLS,
     }
-    libraries = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers", "numba")
+    libraries = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers")
     return run_forks(scripts, folder, imports=libraries, python=python, environment=ENVIRONMENT)
 
 

@@ -66,7 +66,7 @@ def ends(folder: Path) -> dict[str, Ended]:
         "help": command("--help"),
     }
     environment = {**os.environ, "PYTHONPATH": path, "HOME": str(folder)}
-    return run_forks(scripts, folder, imports=["numpy", "numba"], environment=environment)
+    return run_forks(scripts, folder, imports=["numpy"], environment=environment)
 
 
 def test_a_format_a_kind_of_rows_a_store_and_an_engine_of_another_package(ends: dict[str, Ended], folder: Path) -> None:

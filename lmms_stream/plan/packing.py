@@ -1,7 +1,7 @@
 """Fill packs with samples. lengths in order -> [packing] -> packs; integer arithmetic only.
 
 A pack holds whole samples of at most `packing_length` tokens together. PackingConfig chooses the strategy, and the
-treatment of samples longer than a pack; the loops are compiled by numba and release the GIL.
+treatment of samples longer than a pack; the compiled loops release the GIL.
 """
 
 from __future__ import annotations
@@ -433,10 +433,10 @@ def _best_fit(
     limit, max_samples = config.packing_length, config.max_samples_per_pack or len(tokens) + 1
     packed: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]
     if config.is_window_n:
-        settings = (limit, max_samples, _window_n(config.strategy), np.uint64(seed))
+        settings = (limit, max_samples, _window_n(config.strategy), seed)
         packed = window_fit(tokens, waiting.firsts, position, last, *settings)
     else:
-        rules = (limit, max_samples, config.window, FILLER_SHARE, np.uint64(seed))
+        rules = (limit, max_samples, config.window, FILLER_SHARE, seed)
         fit = even_fit if config.evens else best_fit
         packed = fit(tokens, waiting.offsets, waiting.firsts, position, last, *rules)
     return packed

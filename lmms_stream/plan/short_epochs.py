@@ -13,22 +13,19 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels.best_fit import FILLER_SHARE
+from .kernels.best_fit import FILLER_SHARE, BestFit, FirstFit, NextFit
+from .kernels.even_fit import EvenFit
 from .kernels.short_epochs import (
     STATE_WORDS,
-    BestFit,
     EpochPacks,
-    EvenFit,
-    FirstFit,
-    NextFit,
     Rules,
     SourceFacts,
-    WindowN,
     begin_stream,
     pack_epochs,
     seeded_words,
     shuffle,
 )
+from .kernels.window_fit import WindowFit
 from .lengths import Lengths
 from .order import OrderConfig
 from .packing import MAX_LENGTH, PackingConfig, PackRange, cut_overlong, ends_of, runs
@@ -106,7 +103,7 @@ class ShortEpochs:
         """Return the numbers of packs from an epoch to the end of its run."""
         number, at = divmod(epoch, self._run_epochs)
         if number not in self._counts:
-            run = self._packed(number, self._counted) if isinstance(self._rules, EvenFit) else self._run(epoch)
+            run = self._packed(number, self._counted) if self._rules.strategy is EvenFit else self._run(epoch)
             first_packs = run.first_packs
             self._counts[number], self._sums[number] = np.diff(first_packs), int(first_packs[-1])
             if len(self._counts) > self._most_counts:
@@ -215,7 +212,7 @@ class ShortEpochs:
             is_alone = two > rules.limit or rules.max_samples == 1
             is_together = facts.num_nodes == 1 and len(facts.lengths) <= min(facts.block_size, rules.window)
             fits = is_together and segments.sum() <= rules.limit and len(segments) <= rules.max_samples
-            any_order = is_together and len(segments) <= min(3, rules.max_samples) and not isinstance(rules, NextFit)
+            any_order = is_together and len(segments) <= min(3, rules.max_samples) and rules.strategy is not NextFit
             if not (is_alone or fits or any_order or not facts.reshuffles):
                 return None
         elif facts.reshuffles:
@@ -244,10 +241,9 @@ def has_short_epochs(
 
 
 def _rules(packing: PackingConfig, num_samples: int) -> Rules:
-    of_strategy: dict[str, type[Rules]] = {
-        "best_fit": BestFit, "even_fit": EvenFit, "first_fit": FirstFit, "next_fit": NextFit,
-    }  # fmt: skip
-    return of_strategy.get(packing.strategy, WindowN)(
+    of_strategy = {"best_fit": BestFit, "even_fit": EvenFit, "first_fit": FirstFit, "next_fit": NextFit}
+    return Rules(
+        strategy=of_strategy.get(packing.strategy, WindowFit),
         limit=packing.packing_length,
         max_samples=packing.max_samples_per_pack or MAX_SEGMENTS + 1,
         window=packing.samples_at_once or num_samples,
@@ -260,12 +256,13 @@ def _rules(packing: PackingConfig, num_samples: int) -> Rules:
 def streams_are_numpys() -> bool:
     """Return whether the compiled random streams give the numbers of the installed NumPy; other releases may differ."""
     for words in ([5], [1, 2, 3, 4], [(1 << 32) - 1, 0, 7, 1, 1]):
-        entropy, state = np.array(words, np.uint64), np.empty(STATE_WORDS, np.uint64)
+        entropy, state, word = np.array(words, np.uint64), np.empty(STATE_WORDS, np.uint64), np.empty(1, np.uint64)
         shuffled = np.arange(500)
         begin_stream(entropy, state)
         shuffle(state, shuffled)
+        seeded_words(entropy, word)
         seed = np.random.SeedSequence(words).generate_state(1, np.uint64)
         expected = np.random.default_rng(words).permutation(500)
-        if seeded_words(entropy, 1)[0] != seed[0] or not np.array_equal(shuffled, expected):
+        if word[0] != seed[0] or not np.array_equal(shuffled, expected):
             return False
     return True

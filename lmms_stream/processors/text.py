@@ -142,7 +142,7 @@ class TokensProcessor:
         rows: TokenRows,
     ) -> NDArray[np.int64]:
         """See PackFiller."""
-        from . import token_kernels as kernels  # at the first use: numba takes a while
+        from . import token_kernels as kernels
 
         num_loss_tokens = np.empty(len(segments.indices), np.int64)
         outcome, segment, value = kernels.fill(
@@ -153,7 +153,9 @@ class TokensProcessor:
             segments.expected,
             *_layout(columns),
             IGNORED_LABEL,
-            *[row[0] for row in rows],
+            rows.input_ids[0],
+            rows.labels[0],
+            rows.position_ids[0],
             num_loss_tokens,
         )
         if outcome == kernels.FITS:

@@ -259,4 +259,4 @@ def test_the_command_draws_without_torch(tmp_path: Path) -> None:
     assert "num_tokens" in Path(plot).read_text()
     imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}
     assert "matplotlib.figure" in imported
-    assert not imported & {"torch", "transformers", "streaming", "numba", "pyarrow", "boto3"}
+    assert not imported & {"torch", "transformers", "streaming", "pyarrow", "boto3"}

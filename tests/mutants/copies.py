@@ -18,26 +18,22 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "demo-output", ".*_c
 
 
 def copy_project(folder: Path) -> Path:
-    """Copy the files of the project with their times, so that compiled loops next to them are used."""
+    """Copy the files of the project with their times, so that compiled loops stay newer than their sources."""
     shutil.copytree(ROOT, folder, symlinks=True, ignore=LEFT_OUT)
     return folder
 
 
 def run_tests(
-    copy: Path, tests: Sequence[str], *, timeout_s: float, options: Sequence[str] = (), compiled: Path | None = None
+    copy: Path, tests: Sequence[str], *, timeout_s: float, options: Sequence[str] = ()
 ) -> tuple[int | None, str]:
-    """Run pytest in a copy, in a session of its own; return the exit status and the output.
-
-    The status is None if the run took longer. compiled: an empty folder for compiled loops, if a fault is in one.
-    """
+    """Run pytest in a copy, in a session of its own; return the exit status, None if it took longer, and the output."""
+    subprocess.run([sys.executable, "-m", "tests.compiled"], cwd=copy, stdout=subprocess.DEVNULL, check=False)
     listed = copy / "tests.txt"
     listed.write_text("\n".join(tests) + "\n")
     output = copy / "output.txt"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.tracing", *options, f"@{listed}"]
     environment = os.environ | {"PYTHONPATH": str(copy)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the project's source again
-    if compiled:
-        environment["NUMBA_CACHE_DIR"] = str(compiled)
     with output.open("wb") as file:
         process = subprocess.Popen(
             command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file,

@@ -19,7 +19,6 @@ FORGETTING = {"cache_clear", "clear", "pop", "popitem", "discard", "remove", "in
 GENERATORS = {"default_rng", "SeedSequence", "Generator", "Philox", "PCG64", "manual_seed", "Random", "seed"}
 ABOUT_TYPES = {"isinstance", "issubclass", "cast", "getattr", "setattr", "hasattr", "TypeVar", "NewType", "NamedTuple"}
 CHECKSUM = re.compile(r"checksum|digest|hash|xxh|crc|md5|sha\d|fingerprint", re.IGNORECASE)
-COMPILED = re.compile(r"@(compiled|n?jit|intrinsic|vectorize)\b")
 
 
 class Edit(NamedTuple):
@@ -175,15 +174,14 @@ OPERATORS: dict[str, Callable[[Source, ast.AST], Iterator[Edit]]] = {
 
 
 def places(data: bytes) -> Iterator[Place]:
-    """Yield the places of a file."""
+    """Yield the places of a file; a compiled file runs no probes."""
+    compiled = b"import cython\n" in data
     source = Source(data)
     for node in ast.walk(source.tree):
         parents = [node, *source.above(node)]
         if any(isinstance(parent, ast.JoinedStr) for parent in parents) or _for_types(source, parents):
             continue  # positions inside f-strings are wrong before Python 3.12
         scope = [parent for parent in reversed(parents) if isinstance(parent, ast.FunctionDef | ast.ClassDef)]
-        decorators = [f"@{source.text(word)}" for parent in scope for word in parent.decorator_list]
-        compiled = any(COMPILED.search(decorator) for decorator in decorators)
         for name, operator in OPERATORS.items():
             for edit in operator(source, node):
                 function = ".".join(parent.name for parent in scope)

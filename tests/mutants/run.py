@@ -22,7 +22,6 @@ from queue import Queue
 from typing import Any
 
 from .copies import copy_project, run_tests
-from .operators import COMPILED
 from .table import ROOT, Mutant
 from .tracing import RUNNING, trace
 
@@ -80,17 +79,15 @@ def verdict(mutant: Mutant, copy: Path, tests: list[str]) -> str:
     """Return the test that kills a mutant, or "survived" with the number of tests."""
     path = copy / mutant.file
     data, times = path.read_bytes(), path.stat()
-    compiled = copy / "compiled"
-    shutil.rmtree(compiled, ignore_errors=True)
     (copy / RUNNING).unlink(missing_ok=True)
     options = ["-x", "--timeout", str(TEST_S)]
-    own_loops = compiled if COMPILED.search(data.decode()) else None
     path.write_bytes(mutant.applied(data))
     try:
-        status, output = run_tests(copy, tests, timeout_s=MOST_S, options=options, compiled=own_loops)
+        status, output = run_tests(copy, tests, timeout_s=MOST_S, options=options)
     finally:
         path.write_bytes(data)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if not path.with_suffix(".pxd").exists():  # compiled loops are compiled again
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, flags=re.MULTILINE)
     if failed:
         return str(failed[0])

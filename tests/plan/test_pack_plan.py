@@ -374,7 +374,7 @@ def test_another_process_with_another_random_state_builds_the_same_plan() -> Non
     finished = subprocess.run(
         [sys.executable, "-c", script],
         cwd=Path(__file__).parents[2],
-        env={"PYTHONHASHSEED": "31", "NUMBA_NUM_THREADS": "1"},
+        env={"PYTHONHASHSEED": "31"},
         capture_output=True,
         text=True,
         timeout=PROCESS_TIMEOUT_S,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,10 +55,11 @@ def take_turns(
     count: int, left: Numbers, credits: Numbers, quotas: Numbers, ends: Numbers, unit: int, least: int, sizes: Sizes
 ) -> tuple[int, list[int]]:
     """Take up to `count` turns until a source ends, by the loops of take_epochs; return turns, and packs by source."""
-    state, taken = turns._begin(credits, quotas, ends, unit, least), np.zeros(len(left), np.int64)
-    turn, _ = turns._take(state, 0, count, left, credits, quotas, ends, unit, least, taken, sizes)
-    turns._end(state, credits, quotas)
-    return turn, taken.tolist()
+    before, state = left.copy(), turns.SourceTurns(left, credits, quotas, ends, unit, least, sizes)
+    state.begin()
+    turn = state.take(0, count)
+    state.end()
+    return turn, (before - left).tolist()
 
 
 def token_turn(lacks: list[int], quotas: list[list[int]], ends: list[int], full: int) -> int:
@@ -162,23 +165,25 @@ def test_turns_by_tokens_are_those_of_a_look_at_every_source(
 
 def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines are computed for each source once, and once a turn; the loops run without compilation here."""
-    for name, function in list(vars(turns).items()):
-        if hasattr(function, "py_func"):
-            monkeypatch.setattr(turns, name, function.py_func)
+    spec = importlib.util.spec_from_file_location("turns", Path(turns.__file__).with_name("turns.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     num_deadlines = 0
-    deadline = turns._deadline
+    deadline = module.SourceTurns.deadline
 
     def counted(*args: object) -> object:
         nonlocal num_deadlines
         num_deadlines += 1
         return deadline(*args)
 
-    monkeypatch.setattr(turns, "_deadline", counted)
+    monkeypatch.setattr(module.SourceTurns, "deadline", counted)
     num_sources, count = 50, 200
     quotas = to_quotas([Fraction(1)] * num_sources)[None]
     at, packs, credits = (np.zeros(num_sources, np.int64) for _ in range(3))
     counts, firsts = np.ones(num_sources * 9, np.int64), np.arange(num_sources + 1) * 9
-    done, _, _ = turns.take_epochs(
+    done, _, _ = module.take_epochs(
         count, at, packs, counts, firsts, credits, quotas, np.array([NEVER]), UNIT, UNIT // 98, np.array([-1, 0, 0]),
         (count, count), np.zeros((count + num_sources, 4), np.int64), no_sizes(num_sources),
     )  # fmt: skip

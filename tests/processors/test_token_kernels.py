@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmms_stream.errors import LmmsStreamError, ShardError
+from lmms_stream.errors import ConfigError, LmmsStreamError, ShardError
 from lmms_stream.loader.collate import collate
 from lmms_stream.loader.loader import PackedLoader
 from lmms_stream.mds.index import parse_index
@@ -17,6 +17,7 @@ from lmms_stream.mds.packed import PackedStreamingDataset
 from lmms_stream.mds.reader import ShardReader
 from lmms_stream.mds.shard import Shard
 from lmms_stream.plan.packing import Overlong, PackingConfig
+from lmms_stream.processors import token_kernels
 from lmms_stream.processors.base import IGNORED_LABEL, PackFiller, SegmentError
 from lmms_stream.processors.text import TokensProcessor
 from lmms_stream.types import Batch, PackSegments, TokenRows
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from streaming import MDSWriter
 
 from ..conftest import write_tokens
+from ..rounds import in_long_rounds
 from ..strategies import examples
 
 Ids = NDArray[np.int64]
@@ -179,3 +181,72 @@ def test_packs_are_read_right_with_fewer_open_shards_than_they_touch(tmp_path: P
         assert batch.input_ids[0].tolist() == [n for n in ids for _ in range(lengths[n])]
         seen += ids
     assert sorted(seen) == list(range(2000))
+
+
+ARRAYS = (
+    "addresses", "indices", "starts", "lengths", "expected", "column_sizes", "input_ids", "labels", "position_ids",
+    "num_loss_tokens",
+)  # fmt: skip
+
+
+def arrays_of(shard: Shard, *, num_segments: int, num_tokens: int) -> dict[str, Any]:
+    """Arguments of the compiled loop: each segment is the first token of sample 0."""
+    arrays = {name: np.zeros(num_segments, np.int64) for name in ARRAYS}
+    arrays |= {name: np.full(num_tokens, 99) for name in ("input_ids", "labels", "position_ids")}
+    arrays |= {"addresses": np.full(num_segments, shard.address, np.int64), "lengths": np.ones(num_segments, np.int64)}
+    arrays |= {"expected": np.full(num_segments, -1), "column_sizes": np.array([-1, -1])}
+    return {**arrays, "ids_column": 0, "spans_column": 1, "ignored_label": IGNORED_LABEL}
+
+
+def test_the_loop_names_an_array_of_another_dtype_length_or_layout(small: Path) -> None:
+    (info,) = parse_index((small / "index.json").read_bytes(), source="index.json")
+    shard = Shard(small / info.name, info)
+    arrays = arrays_of(shard, num_segments=3, num_tokens=3)
+    assert token_kernels.fill(**arrays) == (token_kernels.FITS, 0, 0)
+    assert arrays["num_loss_tokens"].tolist() == [0, 0, 0]
+    written = {"input_ids", "labels", "position_ids", "num_loss_tokens"}
+    for name in ARRAYS:
+        array = arrays[name]
+        sealed = array.copy()
+        sealed.flags.writeable = False
+        faults: list[Any] = [array.astype(np.int32), array.astype(np.float64), array.repeat(2)[::2], array[None], None]
+        faults += [sealed] * (name in written)
+        faults += [np.append(array, 0)] * (name not in ("column_sizes", "addresses", "input_ids"))
+        for fault in faults:
+            with pytest.raises(ConfigError, match=f"^{name} is .*, expected .* int64 values, contiguous"):
+                token_kernels.fill(**{**arrays, name: fault})
+        if name not in written:
+            assert token_kernels.fill(**{**arrays, name: sealed}) == (token_kernels.FITS, 0, 0)
+
+
+def test_a_pack_of_no_segment_leaves_its_rows_as_they_are(small: Path) -> None:
+    (info,) = parse_index((small / "index.json").read_bytes(), source="index.json")
+    shard = Shard(small / info.name, info)
+    for num_tokens in (0, 4):
+        arrays = arrays_of(shard, num_segments=0, num_tokens=num_tokens)
+        assert token_kernels.fill(**arrays) == (token_kernels.FITS, 0, 0)
+        assert arrays["labels"].tolist() == [99] * num_tokens
+
+
+@in_long_rounds
+@examples(400)
+@given(data=st.data())
+def test_the_loop_never_writes_outside_its_rows(small: Path, data: st.DataObject) -> None:
+    """Numbers of a plan that do not fit the samples, and rows that are too short, between guarded values."""
+    (info,) = parse_index((small / "index.json").read_bytes(), source="index.json")
+    num_segments, num_tokens = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 40))
+    shard = Shard(small / info.name, info)
+    arrays = arrays_of(shard, num_segments=num_segments, num_tokens=num_tokens)
+    numbers = st.integers(0, 40) | st.sampled_from([2**31, 2**40])
+    for name, values in (("starts", numbers), ("lengths", numbers), ("expected", st.integers(-1, 40))):
+        arrays[name][:] = data.draw(st.lists(values, min_size=num_segments, max_size=num_segments))
+    arrays["indices"][:] = data.draw(
+        st.lists(st.integers(0, info.num_samples - 1), min_size=num_segments, max_size=num_segments)
+    )
+    rows = {name: np.full(num_tokens + 64, 99) for name in ("input_ids", "labels", "position_ids")}
+    arrays |= {name: row[32 : 32 + num_tokens] for name, row in rows.items()}
+    outcome, segment, _ = token_kernels.fill(**arrays)
+    assert (outcome == token_kernels.FITS) or 0 <= segment < num_segments
+    for row in rows.values():
+        assert (row[:32] == 99).all()
+        assert (row[32 + num_tokens :] == 99).all()

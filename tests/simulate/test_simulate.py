@@ -24,9 +24,8 @@ from lmms_stream.storage.fetch_config import FetchConfig
 from lmms_stream.tools.plan.report import report_steps
 from lmms_stream.tools.simulate import Cluster, simulate
 from lmms_stream.tools.simulate.cluster import parse_bandwidth, parse_seconds
-from lmms_stream.tools.simulate.links import Link, wait_for_links
+from lmms_stream.tools.simulate.links import Link, use_needed_last, wait_for_links
 from lmms_stream.tools.simulate.measured import PAYLOAD
-from lmms_stream.tools.simulate.replay import use_needed_last
 from lmms_stream.tools.simulate.run import Steps, advise, parse_settings, simulate_sources
 from lmms_stream.tools.simulate.sources import Sources
 from lmms_stream.types import World

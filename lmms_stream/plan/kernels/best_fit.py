@@ -1,315 +1,404 @@
 """Compiled loops of next, first and best fit: int32 lengths, each from 1 to `limit`, in; order and offsets out."""
 
-# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
-
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import cython
 import numpy as np
+from cython.cimports.lmms_stream.plan.kernels.best_fit import low_bit
 from numpy.typing import NDArray
-
-from ...versions.numba import compiled
 
 FEW_SAMPLES = 64  # of a window: sorting these few by comparison is quicker than a loop over all possible lengths
 FILLER_SHARE = 0.2  # of a window's tokens: its shortest samples, kept back to fill gaps
 CLOSED_BELOW = 1 / 512  # of a pack: a pack with less room left is not kept open for another window
+ONE, MIX_FIRST, MIX_SECOND, GOLDEN = 1, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 
 
-@compiled(inline="always")
-def mix(value: np.uint64) -> np.uint64:
+def mix(value: int) -> int:
     """Return splitmix64's finalizer: a bijection of 64-bit words without visible pattern (Steele et al., 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    value = (value ^ (value >> 30)) * MIX_FIRST
+    value = (value ^ (value >> 27)) * MIX_SECOND
+    return value ^ (value >> 31)
 
 
-class Bins(NamedTuple):
-    """Open packs, and scratch for a window.
+class Packer:
+    """A strategy with room for the packs of up to `most` lengths; order, offsets: see packing.Packs."""
+
+    def __init__(self, limit: int, max_samples: int, most: int, *_: float):
+        self.limit, self.max_samples = limit, max_samples
+        self.packs = np.empty(most, np.int32), np.zeros(most + 1, np.int64)
+        self.order, self.offsets = self.packs
+
+    def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
+        """Pack a sequence by the strategy; return the number of packs."""
+        return 0
+
+    def arrays(self, num_packs: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return order and offsets."""
+        return self.packs[0], self.packs[1][: num_packs + 1].copy()
+
+    def sort(self, keys: NDArray[np.int64], numbers: NDArray[np.int32], scratch: NDArray[np.int32], count: int) -> None:
+        """Sort `count` numbers by their keys, keys[number]; equal keys stay in the given order (merge sort)."""
+        width = 8
+        for at in range(1, count):  # runs of `width` numbers, by insertion
+            number, slot = numbers[at], at
+            while slot & (width - 1) and keys[numbers[slot - 1]] > keys[number]:
+                numbers[slot] = numbers[slot - 1]
+                slot -= 1
+            numbers[slot] = number
+        while width < count:
+            begin = 0
+            while begin < count:
+                middle, stop = min(begin + width, count), min(begin + 2 * width, count)
+                one, other = begin, middle
+                for at in range(begin, stop):
+                    if other == stop or (one < middle and keys[numbers[one]] <= keys[numbers[other]]):
+                        scratch[at] = numbers[one]
+                        one += 1
+                    else:
+                        scratch[at] = numbers[other]
+                        other += 1
+                begin = stop
+            for at in range(count):
+                numbers[at] = scratch[at]
+            width *= 2
+
+
+class NextFit(Packer):
+    """Put each sample into the open pack, or into a new pack."""
+
+    def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
+        num_packs = room = samples_left = 0
+        for position in range(len(lengths)):
+            length = lengths[position]
+            if length > room or samples_left == 0:
+                self.offsets[num_packs] = position
+                num_packs += 1
+                room, samples_left = self.limit, self.max_samples
+            room -= length
+            samples_left -= 1
+            self.order[position] = position
+        self.offsets[num_packs] = len(lengths)
+        return num_packs
+
+
+class FirstFit(Packer):
+    """Put each sample into the first opened pack with room, found in a tree of maxima."""
+
+    def __init__(self, limit: int, max_samples: int, most: int, *_: float):
+        super().__init__(limit, max_samples, most)
+        ints = cython.declare(cython.int[::1], np.empty(5 * most + 2, np.int32))
+        self.pack_of, self.rooms = ints[:most], ints[most:]  # node n has children 2n and 2n + 1; leaf `leaves + pack`
+        self.filled = np.empty(most + 1, np.int64)
+
+    def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
+        rooms, sizes, pack_of = self.rooms, self.offsets, self.pack_of
+        count, num_packs, leaves = len(lengths), 0, 1
+        while leaves < count:
+            leaves *= 2
+        for node in range(2 * leaves):
+            rooms[node] = 0
+        for position in range(count + 1):
+            sizes[position] = 0
+        for position in range(count):
+            length, node = lengths[position], 1
+            if rooms[1] >= length:
+                while node < leaves:
+                    node = 2 * node if rooms[2 * node] >= length else 2 * node + 1
+                chosen = node - leaves
+            else:
+                chosen = num_packs
+                num_packs += 1
+                rooms[leaves + chosen] = self.limit
+            pack_of[position] = chosen
+            sizes[chosen + 1] += 1
+            node = leaves + chosen
+            rooms[node] = rooms[node] - length if sizes[chosen + 1] < self.max_samples else 0
+            while node > 1:
+                node >>= 1
+                rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])
+        for chosen in range(num_packs):
+            self.filled[chosen] = sizes[chosen]
+            sizes[chosen + 1] += sizes[chosen]
+        for position in range(count):
+            self.order[self.filled[pack_of[position]]] = position
+            self.filled[pack_of[position]] += 1
+        return num_packs
+
+
+class Bins(Packer):
+    """Open packs of up to `num_positions` consecutive positions, and scratch for up to `window` positions at a time.
 
     Bins with r tokens of room form a linked list `by_room[r]` through `next_bin`. A two-level bitmap over r finds the
     least sufficient r in a few instructions. The samples of a bin form a linked list through `following`, last sample
-    first. The slot of a sample in `following` is `position & (len(following) - 1)`: slots are used again.
+    first. The slot of a sample in `following` is `position & (len(following) - 1)`: slots are used again. first:
+    position of a bin's first sample in the sequence. opened: open bins; bins from the last window come first. unused: a
+    stack. turns: positions of a window in the order of placing. closing: the bins of `close`, then sorted by hash.
     """
 
-    words: NDArray[np.uint64]
-    summary: NDArray[np.uint64]
-    by_room: NDArray[np.int32]
-    next_bin: NDArray[np.int32]
-    following: NDArray[np.int32]
-    head: NDArray[np.int32]
-    first: NDArray[np.int64]  # position of a bin's first sample in the sequence; see best_fit
-    size: NDArray[np.int32]
-    room: NDArray[np.int32]
-    opened: NDArray[np.int32]  # open bins; bins from the last window come first
-    unused: NDArray[np.int32]  # a stack
-    turns: NDArray[np.int32]
-    counts: NDArray[np.int32]
+    def __init__(self, limit: int, max_samples: int, most: int, num_positions: int):
+        super().__init__(limit, max_samples, most)
+        slots, num_words, num_blocks = 1, (limit >> 6) + 1, (limit >> 12) + 1
+        while slots < num_positions:
+            slots *= 2
+        # Parts of two arrays: each array of NumPy takes longer than the packing of a few samples.
+        self.ints, self.num_ints = np.empty(11 * slots + 2 * limit + 7, np.int32), 0
+        words = cython.declare(cython.ulonglong[::1], np.zeros(num_words + num_blocks + 3 * slots, np.uint64))
+        self.words, self.summary = words[:num_words], words[num_words : num_words + num_blocks]
+        words = words[num_words + num_blocks :]
+        self.first, self.unsorted_keys, self.keys = words[:slots], words[slots : 2 * slots], words[2 * slots :]
+        self.next_bin, self.following, self.head = self.part(slots), self.part(slots), self.part(slots)
+        self.size, self.room, self.opened = self.part(slots), self.part(slots), self.part(slots)
+        self.unsorted, self.closing, self.unused = self.part(slots), self.part(slots), self.part(slots)
+        self.turns, self.buckets = self.part(slots), self.part(slots + 3)
+        self.by_room, self.counts = self.part(limit + 2), self.part(limit + 2)
+        for slot in range(slots):
+            self.unused[slot] = slot
+        for room in range(self.limit + 2):
+            self.by_room[room], self.counts[room] = -1, 0
+
+    def part(self, count: int) -> NDArray[np.int32]:
+        """Return the next numbers of `ints`."""
+        self.num_ints += count
+        return self.ints[self.num_ints - count : self.num_ints]
+
+    def fill_window(self, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int) -> int:
+        """Put samples, in the order of `turns`, into the fullest packs with room; return the number of open bins."""
+        mask = len(self.following) - 1
+        for turn in range(num_samples):
+            position = self.turns[turn]
+            length = lengths[position]
+            room = least_bit(self, length)
+            if room >= 0:
+                chosen = self.by_room[room]
+                self.by_room[room] = self.next_bin[chosen]
+                if self.by_room[room] < 0:
+                    clear_bit(self, room)
+            else:
+                chosen = self.unused[mask - num_open]
+                self.opened[num_open] = chosen
+                num_open += 1
+                self.head[chosen] = -1
+                self.first[chosen] = position + shift
+                self.size[chosen] = 0
+                room = self.limit
+            self.following[position & mask] = self.head[chosen]
+            self.head[chosen] = position
+            self.size[chosen] += 1
+            room -= length
+            self.room[chosen] = room
+            if room > 0 and self.size[chosen] < self.max_samples:  # a full bin is in no list
+                if self.by_room[room] < 0:
+                    set_bit(self, room)
+                self.next_bin[chosen] = self.by_room[room]
+                self.by_room[room] = chosen
+        return num_open
+
+    def leave(self, chosen: int) -> None:
+        """Empty the list with a bin."""
+        room = self.room[chosen]
+        if room > 0:
+            self.by_room[room] = -1
+            self.words[room >> 6] = 0
+            self.summary[room >> 12] = 0
+
+    def enter(self, num_open: int) -> None:
+        """Enter the open bins into empty lists."""
+        for at in range(num_open):
+            chosen = self.opened[at]
+            room = self.room[chosen]
+            set_bit(self, room)
+            self.next_bin[chosen] = self.by_room[room]
+            self.by_room[room] = chosen
+
+    def key(self, number: int, chosen: int, first: int, seed: int) -> None:
+        """Set the bin `number` to close, and its hash: by position of the bin's first sample in the sequence."""
+        self.unsorted[number] = chosen
+        self.unsorted_keys[number] = mix(seed + first * GOLDEN)
+
+    def sort_by_hash(self, count: int) -> None:
+        """Sort the bins to close by hashes, which are evenly spread: a bucket per bin by high bits, then insertion."""
+        keys, closing, buckets = self.keys, self.closing, self.buckets
+        bits = 1
+        while (1 << bits) < count:
+            bits += 1
+        shift, num_buckets = 64 - bits, 1 << bits
+        for at in range(num_buckets + 1):
+            buckets[at] = 0
+        for at in range(count):
+            buckets[(self.unsorted_keys[at] >> shift) + 1] += 1
+        for at in range(num_buckets):
+            buckets[at + 1] += buckets[at]
+        for at in range(count):
+            key = self.unsorted_keys[at]
+            slot = buckets[key >> shift]
+            buckets[key >> shift] += 1
+            keys[slot], closing[slot] = key, self.unsorted[at]
+        for at in range(1, count):
+            key, chosen, slot = keys[at], closing[at], at
+            while slot > 0 and keys[slot - 1] > key:
+                keys[slot], closing[slot] = keys[slot - 1], closing[slot - 1]
+                slot -= 1
+            keys[slot], closing[slot] = key, chosen
+
+    def emit(self, bins: NDArray[np.int32], count: int, num_packs: int) -> int:
+        """Append the samples of bins as packs; return the new number of packs."""
+        mask = len(self.following) - 1
+        stop = self.offsets[num_packs]
+        for at in range(count):
+            chosen = bins[at]
+            stop += self.size[chosen]
+            write = stop
+            position = self.head[chosen]
+            while position >= 0:
+                write -= 1
+                self.order[write] = position
+                position = self.following[position & mask]
+            num_packs += 1
+            self.offsets[num_packs] = stop
+        return num_packs
 
 
-@compiled
-def new_bins(num_positions: int, window: int, limit: int) -> Bins:
-    """Return bins for up to `num_positions` consecutive positions, with up to `window` positions placed at a time."""
-    slots = 1
-    while slots < num_positions:
-        slots *= 2
-    num_words = (limit >> 6) + 1
-    return Bins(
-        np.zeros(num_words, np.uint64),
-        np.zeros((num_words >> 6) + 1, np.uint64),
-        np.full(limit + 1, -1, np.int32),
-        np.empty(slots, np.int32),
-        np.empty(slots, np.int32),
-        np.empty(slots, np.int32),
-        np.empty(slots, np.int64),
-        np.empty(slots, np.int32),
-        np.empty(slots, np.int32),
-        np.empty(slots, np.int32),
-        np.arange(slots).astype(np.int32),
-        np.empty(window, np.int32),
-        np.zeros(limit + 2, np.int32),
-    )
+class BestFit(Bins):
+    """Best fit over windows of a sequence, or of a stretch; see packing.pack for the rules."""
 
+    carried: NDArray[np.int64]
+    firsts: NDArray[np.int64]
 
-@compiled
-def _sort_window(
-    lengths: NDArray[np.int32], start: int, stop: int, share: float, counts: NDArray[np.int32], turns: NDArray[np.int32]
-) -> None:
-    """Write the order of placing a window: samples as given, then the fillers, longest first.
+    def __init__(self, limit: int, max_samples: int, most: int, window: int, num_carried: int = 0, share: float = 0.0):
+        self.window, self.share = min(window, max(most - num_carried, 1)), share
+        super().__init__(limit, max_samples, most, self.window + max(self.window, num_carried))
 
-    share: share of the fillers, the shortest samples, in the window's tokens. `counts` is zeroed scratch of limit + 2
-    entries, and is zero again on return (counting sort).
-    """
-    total = np.int64(0)
-    shortest = np.int64(len(counts))
-    longest = np.int64(0)
-    for position in range(start, stop):
-        length = np.int64(lengths[position])
-        counts[length] += 1
-        total += length
-        shortest = min(shortest, length)
-        longest = max(longest, length)
-    budget = np.int64(total * share)
-    threshold = np.int64(0)
-    held = np.int64(0)
-    slot = stop - start
-    for length in range(shortest, longest + 1):
-        held += np.int64(counts[length]) * length
-        if held > budget:
-            break
-        threshold = length
-        slot -= counts[length]
-    for length in range(threshold, shortest - 1, -1):
-        number = counts[length]
-        counts[length] = slot
-        slot += number
-    num_large = 0
-    for position in range(start, stop):
-        length = lengths[position]
-        if length > threshold:
-            turns[num_large] = position
-            num_large += 1
-        else:
-            turns[counts[length]] = position
+    def pack(self, lengths: NDArray[np.int32], seed: int) -> int:
+        return self.pack_stretch(lengths, 0, 0, True, seed)
+
+    def sort_window(self, lengths: NDArray[np.int32], start: int, stop: int) -> None:
+        """Write the order of placing a window: samples as given, then the fillers, longest first (counting sort).
+
+        The fillers are the shortest samples, with `share` of the window's tokens. `counts` is zero before and after.
+        """
+        counts, turns = self.counts, self.turns
+        total, shortest, longest = 0, self.limit + 2, 0
+        for position in range(start, stop):
+            length = lengths[position]
             counts[length] += 1
-    counts[shortest : longest + 1] = 0
+            total += length
+            shortest, longest = min(shortest, length), max(longest, length)
+        budget = cython.cast(cython.longlong, total * self.share)
+        threshold, held, slot, num_large = 0, 0, stop - start, 0
+        for size in range(shortest, longest + 1):
+            held += counts[size] * size
+            if held > budget:
+                break
+            threshold = size
+            slot -= counts[size]
+        for size in range(threshold, shortest - 1, -1):
+            number = counts[size]
+            counts[size] = slot
+            slot += number
+        for position in range(start, stop):
+            length = lengths[position]
+            if length > threshold:
+                turns[num_large] = position
+                num_large += 1
+            else:
+                turns[counts[length]] = position
+                counts[length] += 1
+        for size in range(shortest, longest + 1):
+            counts[size] = 0
+
+    def sort_few(self, lengths: NDArray[np.int32], start: int, stop: int) -> None:
+        """Write the order of sort_window for a window of a few samples, by insertion."""
+        by_length, turns = self.unsorted, self.turns  # longest first, equal lengths as given
+        count, total = stop - start, 0
+        for number in range(count):
+            length = lengths[start + number]
+            total += length
+            slot = number
+            while slot > 0 and lengths[by_length[slot - 1]] < length:
+                by_length[slot] = by_length[slot - 1]
+                slot -= 1
+            by_length[slot] = start + number
+        budget = cython.cast(cython.longlong, total * self.share)
+        threshold, held, num_large, at = 0, 0, count, 0
+        while num_large > 0:
+            size = lengths[by_length[num_large - 1]]
+            equal = num_large
+            while equal > 0 and lengths[by_length[equal - 1]] == size:
+                equal -= 1
+            held += (num_large - equal) * size
+            if held > budget:
+                break
+            threshold, num_large = size, equal
+        for position in range(start, stop):
+            if lengths[position] > threshold:
+                turns[at] = position
+                at += 1
+        for at in range(num_large, count):
+            turns[at] = by_length[at]
+
+    def open_again(self, lengths: NDArray[np.int32], num_carried: int) -> None:
+        """Open a bin for each carried pack: of samples at the beginning, between `carried`, in the order of packs."""
+        slots = len(self.unused)
+        for number in range(num_carried):
+            chosen = self.unused[slots - 1 - number]
+            self.opened[number] = chosen
+            self.first[chosen] = self.firsts[number]
+            self.size[chosen] = self.carried[number + 1] - self.carried[number]
+            self.room[chosen] = self.limit
+            self.head[chosen] = -1
+            for position in range(self.carried[number], self.carried[number + 1]):
+                self.room[chosen] -= lengths[position]
+                self.following[position] = self.head[chosen]
+                self.head[chosen] = position
+        self.enter(num_carried)
+
+    def close(self, num_last: int, num_open: int, seed: int) -> int:
+        """Close the first `num_last` open bins and all nearly full bins; return the number left open."""
+        least_room = cython.cast(cython.longlong, max(1.0, self.limit * CLOSED_BELOW))
+        num_closing = num_kept = 0
+        slots = len(self.unused)
+        for at in range(num_open):
+            chosen = self.opened[at]
+            self.leave(chosen)  # every list is emptied; the bins that stay open are entered again below
+            if at < num_last or self.room[chosen] < least_room or self.size[chosen] >= self.max_samples:
+                self.key(num_closing, chosen, self.first[chosen], seed)
+                self.unused[slots - num_open + num_closing] = chosen
+                num_closing += 1
+            else:
+                self.opened[num_kept] = chosen
+                num_kept += 1
+        self.enter(num_kept)
+        self.sort_by_hash(num_closing)
+        return num_kept
+
+    def pack_stretch(self, lengths: NDArray[np.int32], num_carried: int, position: int, last: bool, seed: int) -> int:
+        """Return the number of packs of a stretch; the packs that stay open, `num_open`, are the last. See best_fit."""
+        count = len(lengths)
+        first_new = start = self.carried[num_carried] if num_carried else 0
+        self.num_open, num_packs = num_carried, 0
+        self.open_again(lengths, num_carried)
+        while start < count:
+            stop = min(start + self.window, count)
+            if stop - start <= FEW_SAMPLES:
+                self.sort_few(lengths, start, stop)
+            else:
+                self.sort_window(lengths, start, stop)
+            num_before = self.num_open
+            num_open = self.fill_window(lengths, stop - start, position - first_new, num_before)
+            self.num_open = self.close(num_open if last and stop == count else num_before, num_open, seed)
+            num_packs = self.emit(self.closing, num_open - self.num_open, num_packs)
+            start = stop
+        return self.emit(self.opened, self.num_open, num_packs)
+
+    def close_all(self) -> None:
+        """Empty the open bins of a stretch: the bins can pack another sequence."""
+        slots = len(self.unused)
+        for at in range(self.num_open):
+            self.leave(self.opened[at])
+            self.unused[slots - self.num_open + at] = self.opened[at]
+        self.num_open = 0
 
 
-@compiled
-def _sort_few(lengths: NDArray[np.int32], start: int, stop: int, share: float, turns: NDArray[np.int32]) -> None:
-    """Write the order of _sort_window for a window of a few samples, by insertion."""
-    count = stop - start
-    by_length = np.empty(count, np.int32)  # longest first, equal lengths as given
-    total = np.int64(0)
-    for number in range(count):
-        length = lengths[start + number]
-        total += length
-        slot = number
-        while slot > 0 and lengths[by_length[slot - 1]] < length:
-            by_length[slot] = by_length[slot - 1]
-            slot -= 1
-        by_length[slot] = start + number
-    budget = np.int64(total * share)
-    threshold = np.int64(0)
-    held = np.int64(0)
-    num_large = count
-    while num_large > 0:
-        length = np.int64(lengths[by_length[num_large - 1]])
-        equal = num_large
-        while equal > 0 and lengths[by_length[equal - 1]] == length:
-            equal -= 1
-        held += (num_large - equal) * length
-        if held > budget:
-            break
-        threshold, num_large = length, equal
-    at = 0
-    for position in range(start, stop):
-        if lengths[position] > threshold:
-            turns[at] = position
-            at += 1
-    for at in range(num_large, count):
-        turns[at] = by_length[at]
-
-
-@compiled
-def fill_window(
-    bins: Bins, lengths: NDArray[np.int32], num_samples: int, shift: int, num_open: int, limit: int, max_samples: int
-) -> int:
-    """Put samples, in the order of bins.turns, into the fullest packs with room; return the number of open bins.
-
-    The loop has local names for the arrays of `bins`. With functions, or with access through `bins`, it would take
-    twice as long: numba counts references to every array that is passed on.
-    """
-    words, summary, by_room, next_bin, following = bins.words, bins.summary, bins.by_room, bins.next_bin, bins.following
-    head, first, size, rooms, opened = bins.head, bins.first, bins.size, bins.room, bins.opened
-    unused, turns = bins.unused, bins.turns
-    mask = len(following) - 1
-    for turn in range(num_samples):
-        position = turns[turn]
-        length = lengths[position]
-        room = least_bit(words, summary, length)
-        if room >= 0:
-            chosen = by_room[room]
-            by_room[room] = next_bin[chosen]
-            if by_room[room] < 0:
-                clear_bit(words, summary, room)
-        else:
-            chosen = unused[mask - num_open]
-            opened[num_open] = chosen
-            num_open += 1
-            head[chosen] = -1
-            first[chosen] = position + shift
-            size[chosen] = 0
-            room = limit
-        following[position & mask] = head[chosen]
-        head[chosen] = position
-        size[chosen] += 1
-        room -= length
-        rooms[chosen] = room
-        if room > 0 and size[chosen] < max_samples:  # a full bin is in no list
-            if by_room[room] < 0:
-                set_bit(words, summary, room)
-            next_bin[chosen] = by_room[room]
-            by_room[room] = chosen
-    return num_open
-
-
-@compiled
-def _enter(bins: Bins, num_open: int) -> None:
-    """Enter the open bins into empty lists."""
-    words, summary, by_room, next_bin = bins.words, bins.summary, bins.by_room, bins.next_bin
-    opened, rooms = bins.opened, bins.room
-    for at in range(num_open):
-        chosen = opened[at]
-        room = rooms[chosen]
-        set_bit(words, summary, room)
-        next_bin[chosen] = by_room[room]
-        by_room[room] = chosen
-
-
-@compiled
-def _close(
-    bins: Bins, num_last: int, num_open: int, limit: int, max_samples: int, seed: np.uint64
-) -> tuple[NDArray[np.int32], int]:
-    """Close the first `num_last` open bins and all nearly full bins; return these by hash, and the number left open."""
-    words, summary, by_room, unused, opened = bins.words, bins.summary, bins.by_room, bins.unused, bins.opened
-    first, size, rooms = bins.first, bins.size, bins.room
-    closing = np.empty(num_open, np.int32)
-    keys = np.empty(num_open, np.uint64)
-    least_room = max(1, np.int64(limit * CLOSED_BELOW))
-    num_closing = 0
-    num_kept = 0
-    for at in range(num_open):
-        chosen = opened[at]
-        room = rooms[chosen]
-        if room > 0:  # every list is emptied; the bins that stay open are entered again below
-            by_room[room] = -1
-            words[room >> 6] = np.uint64(0)
-            summary[room >> 12] = np.uint64(0)
-        if at < num_last or room < least_room or size[chosen] >= max_samples:
-            keys[num_closing] = mix(seed + np.uint64(first[chosen]) * np.uint64(0x9E3779B97F4A7C15))
-            closing[num_closing] = chosen
-            unused[len(unused) - num_open + num_closing] = chosen
-            num_closing += 1
-        else:
-            opened[num_kept] = chosen
-            num_kept += 1
-    _enter(bins, num_kept)
-    return sort_by_hash(keys[:num_closing], closing[:num_closing]), num_kept
-
-
-@compiled
-def sort_by_hash(keys: NDArray[np.uint64], bins: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the bins sorted by keys, which are evenly spread: a bucket per bin by high bits, then insertion."""
-    count = len(bins)
-    bits = 1
-    while (1 << bits) < count:
-        bits += 1
-    shift = np.uint64(64 - bits)
-    buckets = np.zeros((1 << bits) + 1, np.int32)
-    for key in keys:
-        buckets[(key >> shift) + np.uint64(1)] += 1
-    for at in range(1 << bits):
-        buckets[at + 1] += buckets[at]
-    sorted_keys = np.empty(count, np.uint64)
-    sorted_bins = np.empty(count, np.int32)
-    for at in range(count):
-        slot = buckets[keys[at] >> shift]
-        buckets[keys[at] >> shift] += 1
-        sorted_keys[slot] = keys[at]
-        sorted_bins[slot] = bins[at]
-    for at in range(1, count):
-        key, chosen = sorted_keys[at], sorted_bins[at]
-        slot = at
-        while slot > 0 and sorted_keys[slot - 1] > key:
-            sorted_keys[slot] = sorted_keys[slot - 1]
-            sorted_bins[slot] = sorted_bins[slot - 1]
-            slot -= 1
-        sorted_keys[slot] = key
-        sorted_bins[slot] = chosen
-    return sorted_bins
-
-
-@compiled
-def emit(
-    bins: Bins, emitted: NDArray[np.int32], order: NDArray[np.int32], offsets: NDArray[np.int64], num_packs: int
-) -> int:
-    """Append the samples of bins as packs; return the new number of packs."""
-    head, size, following = bins.head, bins.size, bins.following
-    mask = len(following) - 1
-    stop = offsets[num_packs]
-    for chosen in emitted:
-        stop += size[chosen]
-        write = stop
-        position = head[chosen]
-        while position >= 0:
-            write -= 1
-            order[write] = position
-            position = following[position & mask]
-        num_packs += 1
-        offsets[num_packs] = stop
-    return num_packs
-
-
-@compiled
-def _open_again(
-    bins: Bins, lengths: NDArray[np.int32], offsets: NDArray[np.int64], firsts: NDArray[np.int64], limit: int
-) -> None:
-    """Open a bin for each pack of the first samples, in the order of the packs."""
-    for number in range(len(firsts)):
-        chosen = bins.unused[len(bins.unused) - 1 - number]
-        bins.opened[number] = chosen
-        bins.first[chosen] = firsts[number]
-        bins.size[chosen] = offsets[number + 1] - offsets[number]
-        bins.room[chosen] = limit - lengths[offsets[number] : offsets[number + 1]].sum()
-        bins.head[chosen] = -1
-        for position in range(offsets[number], offsets[number + 1]):
-            bins.following[position] = bins.head[chosen]
-            bins.head[chosen] = position
-    _enter(bins, len(firsts))
-
-
-@compiled
 def best_fit(
     lengths: NDArray[np.int32],
     carried: NDArray[np.int64],
@@ -320,60 +409,38 @@ def best_fit(
     max_samples: int,
     window: int,
     filler_share: float,
-    seed: np.uint64,
+    seed: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Return packs by best fit over windows of a sequence, or of a stretch; see packing.pack for the rules, and Bins.
 
     A stretch begins with a window. carried: offsets of the packs that are open before the stretch; `lengths` begins
     with the lengths of their samples. firsts: positions in the sequence of the first samples of these packs. position:
-    position of the stretch's first sample. last: the sequence ends with the stretch. filler_share: see _sort_window.
+    position of the stretch's first sample. last: the sequence ends with the stretch. filler_share: see sort_window.
     Returns order and offsets over `lengths`, and firsts of the packs that are still open, at the end of the order.
     """
-    window = min(window, max(len(lengths) - carried[-1], 1))
-    bins = new_bins(window + max(window, carried[-1]), window, limit)
-    return best_fit_in(bins, lengths, carried, firsts, position, last, limit, max_samples, window, filler_share, seed)
+    num_carried = cython.declare(cython.longlong, len(firsts))
+    packer = BestFit(limit, max_samples, len(lengths), window, carried[num_carried], filler_share)
+    if num_carried:
+        packer.carried, packer.firsts = carried, firsts
+    with cython.nogil:
+        num_packs = packer.pack_stretch(lengths, num_carried, position, last, seed)
+    order, offsets = packer.arrays(num_packs)
+    still = [packer.first[packer.opened[number]] for number in range(packer.num_open)]
+    return order, offsets, np.array(still, np.int64)
 
 
-@compiled
-def best_fit_in(
-    bins: Bins,
-    lengths: NDArray[np.int32],
-    carried: NDArray[np.int64],
-    firsts: NDArray[np.int64],
-    position: int,
-    last: bool,
-    limit: int,
-    max_samples: int,
-    window: int,
-    filler_share: float,
-    seed: np.uint64,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Call best_fit with bins used before for other sequences. A last stretch leaves the bins empty.
+def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    packer = NextFit(limit, max_samples, len(lengths))
+    with cython.nogil:
+        num_packs = packer.pack(lengths, 0)
+    return packer.arrays(num_packs)
 
-    bins: new_bins of at least twice the window.
-    """
-    count = len(lengths)
-    first_new = carried[-1]
-    num_open = len(firsts)
-    order = np.empty(count, np.int32)
-    offsets = np.empty(count + 1, np.int64)
-    offsets[0] = 0
-    num_packs = 0
-    _open_again(bins, lengths, carried, firsts, limit)
-    for start in range(first_new, count, window):
-        stop = min(start + window, count)
-        if stop - start <= FEW_SAMPLES:
-            _sort_few(lengths, start, stop, filler_share, bins.turns)
-        else:
-            _sort_window(lengths, start, stop, filler_share, bins.counts, bins.turns)
-        num_carried = num_open
-        num_open = fill_window(bins, lengths, stop - start, position - first_new, num_open, limit, max_samples)
-        is_last = last and stop == count
-        closing, num_open = _close(bins, num_open if is_last else num_carried, num_open, limit, max_samples, seed)
-        num_packs = emit(bins, closing, order, offsets, num_packs)
-    still_open = bins.opened[:num_open]
-    num_packs = emit(bins, still_open, order, offsets, num_packs)
-    return order, offsets[: num_packs + 1].copy(), bins.first[still_open]
+
+def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    packer = FirstFit(limit, max_samples, len(lengths))
+    with cython.nogil:
+        num_packs = packer.pack(lengths, 0)
+    return packer.arrays(num_packs)
 
 
 # A set of small integers with a search for the least member from a number up: a bitmap in two levels.
@@ -381,109 +448,32 @@ def best_fit_in(
 # Bit w of the summary is set if word w has a bit.
 
 
-_LOW_BIT_TABLE = np.zeros(64, dtype=np.int64)
-_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
-for _bit in range(64):
-    _LOW_BIT_TABLE[((1 << _bit) * int(_DE_BRUIJN) & (1 << 64) - 1) >> 58] = _bit
-
-
-@compiled(inline="always")
-def _low_bit(word: np.uint64) -> int:
-    """Return the index of the lowest set bit of a word other than 0 (de Bruijn multiplication)."""
-    isolated = word & (~word + np.uint64(1))
-    return _LOW_BIT_TABLE[(isolated * _DE_BRUIJN) >> np.uint64(58)]
-
-
-@compiled
-def least_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> int:
+def least_bit(bins: Bins, bit: int) -> int:
     """Return the least set bit from `bit` up; -1 if no bit is set."""
     at = bit >> 6
-    word = words[at] >> np.uint64(bit & 63)
-    if word != np.uint64(0):
-        return bit + _low_bit(word)
+    word = bins.words[at] >> (bit & 63)
+    if word != 0:
+        return bit + low_bit(word)
     at += 1
     block_at = at >> 6
-    if block_at >= len(summary):
+    if block_at >= len(bins.summary):
         return -1
-    block = (summary[block_at] >> np.uint64(at & 63)) << np.uint64(at & 63)
-    while block == np.uint64(0):
+    block = (bins.summary[block_at] >> (at & 63)) << (at & 63)
+    while block == 0:
         block_at += 1
-        if block_at == len(summary):
+        if block_at == len(bins.summary):
             return -1
-        block = summary[block_at]
-    at = (block_at << 6) + _low_bit(block)
-    return (at << 6) + _low_bit(words[at])
+        block = bins.summary[block_at]
+    at = (block_at << 6) + low_bit(block)
+    return (at << 6) + low_bit(bins.words[at])
 
 
-@compiled
-def set_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
-    words[bit >> 6] |= np.uint64(1) << np.uint64(bit & 63)
-    summary[bit >> 12] |= np.uint64(1) << np.uint64((bit >> 6) & 63)
+def set_bit(bins: Bins, bit: int) -> None:
+    bins.words[bit >> 6] |= ONE << (bit & 63)
+    bins.summary[bit >> 12] |= ONE << ((bit >> 6) & 63)
 
 
-@compiled
-def clear_bit(words: NDArray[np.uint64], summary: NDArray[np.uint64], bit: int) -> None:
-    words[bit >> 6] &= ~(np.uint64(1) << np.uint64(bit & 63))
-    if words[bit >> 6] == np.uint64(0):
-        summary[bit >> 12] &= ~(np.uint64(1) << np.uint64((bit >> 6) & 63))
-
-
-# The compiled loops of next_fit and first_fit: int32 lengths, each from 1 to `limit`, in; order and offsets out.
-
-
-@compiled
-def next_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    count = len(lengths)
-    offsets = np.empty(count + 1, np.int64)
-    num_packs = 0
-    room = 0
-    samples_left = 0
-    for position in range(count):
-        length = lengths[position]
-        if length > room or samples_left == 0:
-            offsets[num_packs] = position
-            num_packs += 1
-            room = limit
-            samples_left = max_samples
-        room -= length
-        samples_left -= 1
-    offsets[num_packs] = count
-    return np.arange(count).astype(np.int32), offsets[: num_packs + 1].copy()
-
-
-@compiled
-def first_fit(lengths: NDArray[np.int32], limit: int, max_samples: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Put each sample into the first opened pack with room, found in a tree of maxima."""
-    count = len(lengths)
-    leaves = 1
-    while leaves < count:
-        leaves *= 2
-    rooms = np.zeros(2 * leaves, np.int32)  # node n has children 2n and 2n + 1; leaf `leaves + pack`
-    pack_of = np.empty(count, np.int32)
-    sizes = np.zeros(count + 1, np.int64)
-    num_packs = 0
-    for position in range(count):
-        length = lengths[position]
-        if rooms[1] >= length:
-            node = 1
-            while node < leaves:
-                node = 2 * node if rooms[2 * node] >= length else 2 * node + 1
-            chosen = node - leaves
-        else:
-            chosen = num_packs
-            num_packs += 1
-            rooms[leaves + chosen] = limit
-        pack_of[position] = chosen
-        sizes[chosen + 1] += 1
-        node = leaves + chosen
-        rooms[node] = rooms[node] - length if sizes[chosen + 1] < max_samples else 0
-        while node > 1:
-            node >>= 1
-            rooms[node] = max(rooms[2 * node], rooms[2 * node + 1])
-    offsets = np.cumsum(sizes[: num_packs + 1])
-    order = np.empty(count, np.int32)
-    filled = offsets[:num_packs].copy()
-    for position in range(count):
-        order[filled[pack_of[position]]] = position
-        filled[pack_of[position]] += 1
-    return order, offsets
+def clear_bit(bins: Bins, bit: int) -> None:
+    bins.words[bit >> 6] &= ~(ONE << (bit & 63))
+    if bins.words[bit >> 6] == 0:
+        bins.summary[bit >> 12] &= ~(ONE << ((bit >> 6) & 63))

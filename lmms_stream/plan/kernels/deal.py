@@ -6,36 +6,35 @@ else.
 
 from __future__ import annotations
 
+import cython
 import numpy as np
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
-
+FULL = 1 << 62
 PAD = -1  # in a rank's list: a pack without samples, for equal numbers of packs on all ranks
 
 
-@compiled
 def settle(homes: NDArray[np.int64], sizes: NDArray[np.int64], rooms: NDArray[np.int64]) -> None:
     """Move packs of a step from full nodes, in order, to the first node with room.
 
     homes: node of each pack, changed. sizes: zeros, one for each node; at the end, packs of each node. rooms: maximum
     packs of each node.
     """
-    for number in range(len(homes)):
-        if sizes[homes[number]] < rooms[homes[number]]:
-            sizes[homes[number]] += 1
-        else:
-            homes[number] = -1
-    node = 0
-    for number in range(len(homes)):
-        if homes[number] < 0:
-            while sizes[node] == rooms[node]:
-                node += 1
-            homes[number] = node
-            sizes[node] += 1
+    with cython.nogil:
+        for number in range(len(homes)):
+            if sizes[homes[number]] < rooms[homes[number]]:
+                sizes[homes[number]] += 1
+            else:
+                homes[number] = -1
+        node = 0
+        for number in range(len(homes)):
+            if homes[number] < 0:
+                while sizes[node] == rooms[node]:
+                    node += 1
+                homes[number] = node
+                sizes[node] += 1
 
 
-@compiled
 def deal(
     order: NDArray[np.int64],
     costs: NDArray[np.int64],
@@ -49,32 +48,38 @@ def deal(
     lists: number of each pack's list. heaps: int64[lists, ranks, 3], the ranks of each list as a heap of (work, rank,
     packs). dealt: int64[lists * ranks * packs_per_rank], filled with PAD before; packs_per_rank entries for each rank.
     """
-    ranks = heaps.shape[1]
-    for at in range(len(order)):
-        number = order[at]
-        heap = heaps[lists[number]]
-        work, rank, count = heap[0, 0], heap[0, 1], heap[0, 2]
-        dealt[(lists[number] * ranks + rank) * packs_per_rank + count] = number
-        count += 1
-        work += costs[number]
-        if count == packs_per_rank:
-            work = np.int64(1) << 62  # the rank has all its packs, and never comes first in the heap again
-        here = 0
-        while True:
-            child = 2 * here + 1
-            if child >= ranks:
-                break
-            other = child + 1
-            if other < ranks and (
-                heap[other, 0] < heap[child, 0]
-                or (heap[other, 0] == heap[child, 0] and heap[other, 1] < heap[child, 1])
-            ):
-                child = other
-            if work < heap[child, 0] or (work == heap[child, 0] and rank < heap[child, 1]):
-                break
-            heap[here, 0], heap[here, 1], heap[here, 2] = heap[child, 0], heap[child, 1], heap[child, 2]
-            here = child
-        heap[here, 0], heap[here, 1], heap[here, 2] = work, rank, count
+    cython.declare(work=cython.longlong, rank=cython.longlong, count=cython.longlong)
+    with cython.nogil:
+        ranks = heaps.shape[1]
+        for at in range(len(order)):
+            number = order[at]
+            node = lists[number]
+            work, rank, count = heaps[node, 0, 0], heaps[node, 0, 1], heaps[node, 0, 2]
+            dealt[(node * ranks + rank) * packs_per_rank + count] = number
+            count += 1
+            work += costs[number]
+            if count == packs_per_rank:
+                work = FULL  # the rank has all its packs, and never comes first in the heap again
+            here = 0
+            while True:
+                child = 2 * here + 1
+                if child >= ranks:
+                    break
+                other = child + 1
+                if other < ranks and (
+                    heaps[node, other, 0] < heaps[node, child, 0]
+                    or (
+                        heaps[node, other, 0] == heaps[node, child, 0] and heaps[node, other, 1] < heaps[node, child, 1]
+                    )
+                ):
+                    child = other
+                if work < heaps[node, child, 0] or (work == heaps[node, child, 0] and rank < heaps[node, child, 1]):
+                    break
+                heaps[node, here, 0], heaps[node, here, 1], heaps[node, here, 2] = (
+                    heaps[node, child, 0], heaps[node, child, 1], heaps[node, child, 2],
+                )  # fmt: skip
+                here = child
+            heaps[node, here, 0], heaps[node, here, 1], heaps[node, here, 2] = work, rank, count
 
 
 # The compiled loop that deals packs with media to ranks by two costs at once: tokens, and patches of the media tower.
@@ -85,7 +90,6 @@ SWAPS_LOOKED_AT = 256  # for each pack of a node: the time for dealing is propor
 GOOD_ENOUGH = 200  # swapping ends when no rank has more than 1/200 above the mean load
 
 
-@compiled
 def deal_both(
     order: NDArray[np.int64],
     bounds: NDArray[np.int64],
@@ -105,107 +109,132 @@ def deal_both(
     two costs of its list. dealt: int64[lists * ranks * packs_per_rank], as in `deal`; the packs of a rank are in the
     order of `order`.
     """
-    loads = np.empty((ranks, 2), np.int64)
-    counts = np.empty(ranks, np.int64)
-    mine = np.empty((ranks, packs_per_rank), np.int64)  # indices in `order`
-    for at in range(len(bounds)):
-        first, stop, number = bounds[at]
-        mean = deal_rounds(order[first:stop], shares, loads, counts, mine)
-        swap(order[first:stop], shares, loads, counts, mine, mean // GOOD_ENOUGH)
-        for rank in range(ranks):
-            begins = (number * ranks + rank) * packs_per_rank
-            mine[rank, : counts[rank]].sort()
-            for turn in range(counts[rank]):
-                dealt[begins + turn] = order[first + mine[rank, turn]]
+    Dealer(order, shares, ranks, packs_per_rank).deal(bounds, dealt)
 
 
-@compiled
-def deal_rounds(
-    order: NDArray[np.int64],
-    shares: NDArray[np.int64],
-    loads: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    mine: NDArray[np.int64],
-) -> int:
-    """Deal the packs of a list in rounds. loads: written, load of each rank minus the mean. Return the larger mean."""
-    ranks, num_packs = len(loads), len(order)
-    loads[:] = 0
-    counts[:] = 0
-    for begin in range(0, num_packs, ranks):
-        end = min(begin + ranks, num_packs)
-        for cost in range(2):  # loads are counted from the mean, after each round
-            total = np.int64(0)
+class Dealer:
+    """Loads of ranks while packs with media are dealt.
+
+    order, shares: see deal_both. loads: int64[ranks, 2], load of each rank minus the mean. mine: int64[ranks,
+    packs_per_rank], packs of each rank as indices in a list; counts: their number. tried: int64[ranks], the last turn
+    of `swap` that looked at each rank.
+    """
+
+    def __init__(self, order: NDArray[np.int64], shares: NDArray[np.int64], ranks: int, packs_per_rank: int):
+        self.order, self.shares, self.ranks = order, shares, ranks
+        self.loads, self.mine = np.empty((ranks, 2), np.int64), np.empty((ranks, packs_per_rank), np.int64)
+        self.counts, self.tried = np.empty((2, ranks), np.int64)
+
+    def deal(self, bounds: NDArray[np.int64], dealt: NDArray[np.int64]) -> None:
+        """Write the packs of each rank; see deal_both."""
+        with cython.nogil:
+            for at in range(len(bounds)):
+                first, num_packs, number = bounds[at, 0], bounds[at, 1] - bounds[at, 0], bounds[at, 2]
+                self.swap(first, num_packs, self.deal_rounds(first, num_packs) // GOOD_ENOUGH)
+                for rank in range(self.ranks):
+                    begins = (number * self.ranks + rank) * self.mine.shape[1]
+                    self.sort(rank)
+                    for turn in range(self.counts[rank]):
+                        dealt[begins + turn] = self.order[first + self.mine[rank, turn]]
+
+    def sort(self, rank: int) -> None:
+        """Sort the packs of a rank in the order of the list."""
+        for at in range(1, self.counts[rank]):
+            index, slot = self.mine[rank, at], at
+            while slot > 0 and self.mine[rank, slot - 1] > index:
+                self.mine[rank, slot] = self.mine[rank, slot - 1]
+                slot -= 1
+            self.mine[rank, slot] = index
+
+    def deal_rounds(self, first: int, num_packs: int) -> int:
+        """Deal the packs of a list in rounds; return the larger mean load."""
+        cython.declare(
+            tokens=cython.longlong,
+            patches=cython.longlong,
+            total=cython.longlong,
+            load=cython.longlong,
+            both=cython.longlong,
+        )
+        tokens = patches = 0
+        for rank in range(self.ranks):
+            self.loads[rank, 0] = self.loads[rank, 1] = self.counts[rank] = 0
+        begin = 0
+        while begin < num_packs:
+            end = min(begin + self.ranks, num_packs)
+            for cost in range(2):  # loads are counted from the mean, after each round
+                total = 0
+                for index in range(begin, end):
+                    total += self.shares[self.order[first + index], cost]
+                for rank in range(self.ranks):
+                    self.loads[rank, cost] -= total // self.ranks
             for index in range(begin, end):
-                total += shares[order[index], cost]
-            for rank in range(ranks):
-                loads[rank, cost] -= total // ranks
-        for index in range(begin, end):
-            tokens, patches = shares[order[index], 0], shares[order[index], 1]
-            best, least, lesser = -1, np.int64(0), np.int64(0)
-            for rank in range(ranks):
-                if counts[rank] * ranks > begin:
-                    continue  # it has its pack of this round
-                load = max(loads[rank, 0] + tokens, loads[rank, 1] + patches)
-                both = loads[rank, 0] + loads[rank, 1]
-                if best < 0 or load < least or (load == least and both < lesser):
-                    best, least, lesser = rank, load, both
-            loads[best, 0] += tokens
-            loads[best, 1] += patches
-            mine[best, counts[best]] = index
-            counts[best] += 1
-    means = np.zeros(2, np.int64)
-    for index in range(num_packs):
-        means += shares[order[index]]
-    return max(means[0], means[1]) // ranks
+                pack, best, least, lesser = self.order[first + index], -1, FULL, FULL
+                for rank in range(self.ranks):
+                    if self.counts[rank] * self.ranks > begin:
+                        continue  # it has its pack of this round
+                    load = self.larger(rank, self.shares[pack, 0], self.shares[pack, 1])
+                    both = self.loads[rank, 0] + self.loads[rank, 1]
+                    if load < least or (load == least and both < lesser):
+                        best, least, lesser = rank, load, both
+                for cost in range(2):
+                    self.loads[best, cost] += self.shares[pack, cost]
+                self.mine[best, self.counts[best]] = index
+                self.counts[best] += 1
+                tokens += self.shares[pack, 0]
+                patches += self.shares[pack, 1]
+            begin = end
+        return max(tokens, patches) // self.ranks
 
+    def larger(self, rank: int, tokens: int, patches: int) -> int:
+        """Return the larger of a rank's two loads, with these tokens and patches added."""
+        return max(self.loads[rank, 0] + tokens, self.loads[rank, 1] + patches)
 
-@compiled
-def swap(
-    order: NDArray[np.int64],
-    shares: NDArray[np.int64],
-    loads: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    mine: NDArray[np.int64],
-    enough: int,
-) -> None:
-    """Swap packs of the busiest rank until no load is above `enough`, or no swap is left that helps."""
-    ranks = len(loads)
-    left = SWAPS_LOOKED_AT * len(order)
-    tried = np.full(ranks, -1, np.int64)
-    for turn in range(left):
-        busiest = 0
-        for rank in range(1, ranks):
-            if max(loads[rank, 0], loads[rank, 1]) > max(loads[busiest, 0], loads[busiest, 1]):
-                busiest = rank
-        worst = max(loads[busiest, 0], loads[busiest, 1])
-        if worst <= enough:
-            return
-        cost = 0 if loads[busiest, 0] >= loads[busiest, 1] else 1
-        tried[busiest] = turn
-        mine_best, other_best, partner = -1, -1, -1
-        while mine_best < 0:
-            partner = -1
-            for rank in range(ranks):
-                if tried[rank] != turn and (partner < 0 or loads[rank, cost] < loads[partner, cost]):
-                    partner = rank
-            if partner < 0 or left <= 0:
+    def swap(self, first: int, num_packs: int, enough: int) -> None:
+        """Swap packs of the busiest rank until no load is above `enough`, or no swap is left that helps."""
+        cython.declare(
+            tokens=cython.longlong,
+            patches=cython.longlong,
+            load=cython.longlong,
+            given=cython.longlong,
+            received=cython.longlong,
+            change=cython.longlong,
+        )
+        left = SWAPS_LOOKED_AT * num_packs
+        for rank in range(self.ranks):
+            self.tried[rank] = -1
+        for turn in range(SWAPS_LOOKED_AT * num_packs):
+            busiest = 0
+            for rank in range(1, self.ranks):
+                if self.larger(rank, 0, 0) > self.larger(busiest, 0, 0):
+                    busiest = rank
+            worst = self.larger(busiest, 0, 0)
+            if worst <= enough:
                 return
-            tried[partner] = turn
-            left -= counts[busiest] * counts[partner]
-            least = worst
-            for here in range(counts[busiest]):
-                for there in range(counts[partner]):
-                    given, got = order[mine[busiest, here]], order[mine[partner, there]]
-                    tokens, patches = shares[got, 0] - shares[given, 0], shares[got, 1] - shares[given, 1]
-                    load = max(
-                        max(loads[busiest, 0] + tokens, loads[busiest, 1] + patches),
-                        max(loads[partner, 0] - tokens, loads[partner, 1] - patches),
-                    )
-                    if load < least:
-                        least, mine_best, other_best = load, here, there
-        given, got = mine[busiest, mine_best], mine[partner, other_best]
-        mine[busiest, mine_best], mine[partner, other_best] = got, given
-        for kind in range(2):
-            change = shares[order[got], kind] - shares[order[given], kind]
-            loads[busiest, kind] += change
-            loads[partner, kind] -= change
+            cost = 0 if self.loads[busiest, 0] >= self.loads[busiest, 1] else 1
+            self.tried[busiest] = turn
+            mine_best, other_best, partner = -1, -1, -1
+            while mine_best < 0:
+                partner = -1
+                for rank in range(self.ranks):
+                    if self.tried[rank] != turn and (partner < 0 or self.loads[rank, cost] < self.loads[partner, cost]):
+                        partner = rank
+                if partner < 0 or left <= 0:
+                    return
+                self.tried[partner] = turn
+                left -= self.counts[busiest] * self.counts[partner]
+                least = worst
+                for here in range(self.counts[busiest]):
+                    for there in range(self.counts[partner]):
+                        given = self.order[first + self.mine[busiest, here]]
+                        received = self.order[first + self.mine[partner, there]]
+                        tokens = self.shares[received, 0] - self.shares[given, 0]
+                        patches = self.shares[received, 1] - self.shares[given, 1]
+                        load = max(self.larger(busiest, tokens, patches), self.larger(partner, -tokens, -patches))
+                        if load < least:
+                            least, mine_best, other_best = load, here, there
+            given, received = self.mine[busiest, mine_best], self.mine[partner, other_best]
+            self.mine[busiest, mine_best], self.mine[partner, other_best] = received, given
+            for kind in range(2):
+                change = self.shares[self.order[first + received], kind] - self.shares[self.order[first + given], kind]
+                self.loads[busiest, kind] += change
+                self.loads[partner, kind] -= change

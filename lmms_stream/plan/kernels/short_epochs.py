@@ -5,22 +5,15 @@ In Python an epoch of a few samples would take far longer; the loops take a few 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import cython
 import numpy as np
-from numba.extending import overload
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
-from .best_fit import Bins, best_fit_in, first_fit, new_bins, next_fit
-from .even_fit import even_fit
-from .window_fit import window_fit_in
+from .best_fit import Packer
 
-# mypy: allow-untyped-decorators, disable-error-code="assignment, return-value, no-any-return"
-
-
-_WORD = (1 << 32) - 1
-_PACKED, _PACKS, _BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and order.Turns)
+PACKED, PACKS, BLOCKS = 1, 2, 3  # the last words of the streams' keys (see packing.block_seed and order.Turns)
 
 _Numbers = NDArray[np.int64]
 _Words = NDArray[np.uint64]
@@ -44,37 +37,15 @@ class SourceFacts(NamedTuple):
     num_pieces: NDArray[np.int32]
 
 
-# Numba stores compiled loops on disk by the names of these classes: a renamed class cannot be loaded from there.
-
-
 class Rules(NamedTuple):
     """Settings of packing; see best_fit. keeps: whether samples longer than the limit are kept whole."""
 
+    strategy: type[Packer]
     limit: int
     max_samples: int
     window: int
     filler_share: float
     keeps: bool
-
-
-class BestFit(Rules):
-    """Rules of best_fit. Each strategy has a type: numba compiles only the loops of the used strategy."""
-
-
-class EvenFit(Rules):
-    """Rules of even_fit."""
-
-
-class WindowN(Rules):
-    """Rules of window_N."""
-
-
-class FirstFit(Rules):
-    """Rules of first_fit."""
-
-
-class NextFit(Rules):
-    """Rules of next_fit."""
 
 
 class Segments(NamedTuple):
@@ -99,232 +70,144 @@ class EpochPacks(NamedTuple):
     first_packs: _Numbers
 
 
-@compiled
-def _new_segments(count: int) -> Segments:
-    return Segments(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
+class EpochPacker:
+    """Facts, rules and scratch of a call of pack_epochs, and the found packs: fields of EpochPacks.
 
-
-@compiled
-def _permutation(size: int, is_shuffled: bool, entropy: _Words, state: _Words) -> _Numbers:
-    numbers = np.arange(size)
-    if is_shuffled and size > 1:
-        begin_stream(entropy, state)
-        shuffle(state, numbers)
-    return numbers
-
-
-@compiled
-def _entropy(seed: int, epoch: int, node: int, block: int, stream: int) -> _Words:
-    """Return the words of the key of a block's stream, as in SeedSequence: an epoch from 2**32 on takes two words."""
-    words = np.empty(6, np.uint64)
-    words[0], words[1], words[2] = seed, epoch & _WORD, epoch >> 32
-    at = 3 if words[2] else 2
-    words[at], words[at + 1], words[at + 2] = node + 1, block, stream
-    return words[: at + 3]
-
-
-@compiled
-def _lay_out(facts: SourceFacts, epoch: int, state: _Words, ids: _Numbers) -> None:
-    """Write the ids of an epoch's samples, shard after shard."""
-    turns = _permutation(len(facts.sizes), facts.shuffles, _entropy(facts.seed, epoch, 0, 0, 0)[:-3], state)
-    at = 0
-    for shard in turns:
-        for index in range(facts.sizes[shard]):
-            ids[at] = facts.first_ids[shard] + index
-            at += 1
-
-
-@compiled
-def _cut(facts: SourceFacts, limit: int, ids: _Numbers, cut: Segments) -> int:
-    """Write the segments of samples; return the number of segments."""
-    count = 0
-    for sample in ids:
-        length = facts.lengths[sample]
-        for piece in range(facts.num_pieces[sample]):
-            cut.sample_ids[count] = sample
-            cut.starts[count] = piece * limit
-            cut.lengths[count] = min(length - piece * limit, limit)
-            count += 1
-    return count
-
-
-_Packed = tuple[NDArray[np.int32], _Numbers]
-
-
-def _best_fit(lengths: NDArray[np.int32], rules: BestFit, bins: Bins, seed: np.uint64) -> _Packed:
-    none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
-    carried, position, last, limit = np.zeros(1, np.int64), np.int64(0), np.bool_(True), rules.limit
-    order, offsets, _ = best_fit_in(
-        bins, lengths, carried, none, position, last, limit, rules.max_samples, window, rules.filler_share, seed
-    )
-    return order, offsets
-
-
-def _even_fit(lengths: NDArray[np.int32], rules: EvenFit, bins: None, seed: np.uint64) -> _Packed:
-    none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
-    carried, position, last, limit = np.zeros(1, np.int64), np.int64(0), np.bool_(True), rules.limit
-    order, offsets, _ = even_fit(
-        lengths, carried, none, position, last, limit, rules.max_samples, window, rules.filler_share, seed
-    )
-    return order, offsets
-
-
-def _window_n(lengths: NDArray[np.int32], rules: WindowN, bins: Bins, seed: np.uint64) -> _Packed:
-    none, window = np.empty(0, np.int64), min(rules.window, max(len(lengths), 1))
-    position, last, limit = np.int64(0), np.bool_(True), rules.limit
-    order, offsets, _ = window_fit_in(bins, lengths, none, position, last, limit, rules.max_samples, window, seed)
-    return order, offsets
-
-
-def _first_fit(lengths: NDArray[np.int32], rules: FirstFit, bins: None, seed: np.uint64) -> _Packed:
-    return first_fit(lengths, rules.limit, rules.max_samples)
-
-
-def _next_fit(lengths: NDArray[np.int32], rules: NextFit, bins: None, seed: np.uint64) -> _Packed:
-    return next_fit(lengths, rules.limit, rules.max_samples)
-
-
-def _window_bins(rules: BestFit | WindowN, num_segments: int) -> Bins:
-    slots = 2 * max(1, min(rules.window, num_segments))
-    return new_bins(slots, slots, rules.limit)
-
-
-def _no_bins(rules: EvenFit | FirstFit | NextFit, num_segments: int) -> None:
-    return None
-
-
-_PACK: dict[type, Any] = {
-    BestFit: _best_fit, EvenFit: _even_fit, WindowN: _window_n, FirstFit: _first_fit, NextFit: _next_fit,
-}  # fmt: skip
-_BINS: dict[type, Any] = {
-    BestFit: _window_bins, EvenFit: _no_bins, WindowN: _window_bins, FirstFit: _no_bins, NextFit: _no_bins,
-}  # fmt: skip
-
-
-def _pack(lengths: NDArray[np.int32], rules: Rules, bins: Bins | None, seed: np.uint64) -> _Packed:
-    """Pack by the strategy of the rules; numba chooses the function when it compiles, by the type of the rules."""
-    return _PACK[type(rules)](lengths, rules, bins, seed)
-
-
-def _new_bins(rules: Rules, num_segments: int) -> Bins | None:
-    return _BINS[type(rules)](rules, num_segments)
-
-
-@overload(_pack, strict=False)  # the annotations differ
-def _pack_of_type(lengths: Any, rules: Any, bins: Any, seed: Any) -> Any:
-    return _PACK[rules.instance_class]
-
-
-@overload(_new_bins, strict=False)
-def _bins_of_type(rules: Any, num_segments: Any) -> Any:
-    return _BINS[rules.instance_class]
-
-
-@compiled
-def _interleave(
-    num_packs: int,
-    node_firsts: _Numbers,
-    packed: Segments,
-    ends: _Numbers,
-    turns: NDArray[np.int32],
-    found: EpochPacks,
-) -> int:
-    """Append the packs of an epoch; return the new number of packs. A round takes a pack of each node with packs left.
-
-    node_firsts: int64[num_nodes + 1], the first pack of each node. ends: end of each pack's segments.
+    ids: samples of an epoch in order. cut: segments of a block. packed, ends, of_turns: segments, ends and turns of the
+    packs of an epoch, node after node. node_firsts: int64[num_nodes + 1], the first pack of each node.
     """
-    most = np.int64(0)
-    for node in range(len(node_firsts) - 1):
-        most = max(most, node_firsts[node + 1] - node_firsts[node])
-    write = found.offsets[num_packs]
-    for turn in range(most):
-        for node in range(len(node_firsts) - 1):
-            pack = node_firsts[node] + turn
-            if pack >= node_firsts[node + 1]:
-                continue
-            begin = ends[pack - 1] if pack else np.int64(0)
-            for at in range(begin, ends[pack]):
-                found.segments.sample_ids[write] = packed.sample_ids[at]
-                found.segments.starts[write] = packed.starts[at]
-                found.segments.lengths[write] = packed.lengths[at]
-                write += 1
-            found.nodes[num_packs], found.turns[num_packs] = node, turns[pack]
-            num_packs += 1
-            found.offsets[num_packs] = write
-    return num_packs
+
+    def __init__(self, facts: SourceFacts, rules: Rules, num_segments: int, num_epochs: int):
+        self.seed, self.shuffles, self.reshuffles = facts.seed, facts.shuffles, facts.reshuffles
+        self.num_nodes, self.block_size, self.keeps = facts.num_nodes, facts.block_size, rules.keeps
+        self.sizes, self.first_ids = facts.sizes, facts.first_ids
+        self.sample_lengths, self.num_pieces = facts.lengths, facts.num_pieces
+        self.packer = rules.strategy(rules.limit, rules.max_samples, num_segments, rules.window, 0, rules.filler_share)
+        most = num_epochs * num_segments
+        self.ids = np.empty(len(facts.lengths), np.int64)
+        self.numbers = np.empty(max(len(facts.lengths), num_segments, len(facts.sizes)), np.int64)
+        self.block_numbers = np.empty(max(len(facts.lengths), num_segments), np.int64)
+        self.state, self.entropy = np.empty(STATE_WORDS, np.uint64), np.empty(6, np.uint64)
+        self.block_word = np.empty(1, np.uint64)
+        self.cut, self.packed = np.empty((3, num_segments), np.int32), np.empty((3, num_segments), np.int32)
+        self.ends, self.of_turns = np.empty(num_segments, np.int64), np.empty(num_segments, np.int32)
+        self.node_firsts = np.zeros(facts.num_nodes + 1, np.int64)
+        self.arrays = np.empty((3, most), np.int32), np.zeros(most + 1, np.int64), *np.empty((2, most), np.int32)
+        self.segments, self.offsets, self.nodes, self.turns = self.arrays
+
+    def permute(self, numbers: _Numbers, size: int, is_shuffled: bool, num_words: int) -> None:
+        """Write a permutation of 0 to size - 1, by the first words of the key."""
+        for at in range(size):
+            numbers[at] = at
+        if is_shuffled and size > 1:
+            begin_stream(self.entropy[:num_words], self.state)
+            shuffle(self.state, numbers[:size])
+
+    def set_key(self, epoch: int, node: int, block: int, stream: int) -> int:
+        """Write the words of the key of a block's stream, as in SeedSequence, and return their number.
+
+        An epoch from 2**32 on takes two words.
+        """
+        words = self.entropy
+        words[0], words[1], words[2] = self.seed, epoch & LOW, epoch >> 32
+        at = 3 if words[2] else 2
+        words[at], words[at + 1], words[at + 2] = node + 1, block, stream
+        return at + 3
+
+    def lay_out(self, epoch: int) -> None:
+        """Write the ids of an epoch's samples, shard after shard."""
+        num_shards, at = len(self.sizes), 0
+        self.permute(self.numbers, num_shards, self.shuffles, self.set_key(epoch, 0, 0, 0) - 3)
+        for number in range(num_shards):
+            shard = self.numbers[number]
+            for index in range(self.sizes[shard]):
+                self.ids[at] = self.first_ids[shard] + index
+                at += 1
+
+    def cut_block(self, start: int, stop: int) -> int:
+        """Write the segments of samples; return the number of segments."""
+        count, limit = 0, self.packer.limit
+        for at in range(start, stop):
+            sample = self.ids[at]
+            for piece in range(self.num_pieces[sample]):
+                self.cut[0, count], self.cut[1, count] = sample, piece * limit
+                self.cut[2, count] = min(self.sample_lengths[sample] - piece * limit, limit)
+                count += 1
+        return count
+
+    def pack_node(self, epoch: int, node: int, num_packs: int) -> int:
+        """Append the packs of a canonical node to the packs of the nodes before; return the new number of packs."""
+        packed_epoch, num_ids = epoch if self.reshuffles else 0, len(self.ids)
+        turns_again = cython.declare(cython.bint, self.shuffles and epoch != packed_epoch)  # packs in a new order
+        begin, end = num_ids * node // self.num_nodes, num_ids * (node + 1) // self.num_nodes
+        num_blocks = (end - begin + self.block_size - 1) // self.block_size
+        self.permute(self.block_numbers, num_blocks, turns_again, self.set_key(epoch, node, 0, BLOCKS))
+        write = self.ends[num_packs - 1] if num_packs else 0
+        for turn in range(num_blocks):
+            block = self.block_numbers[turn]
+            start = begin + block * self.block_size
+            stop = min(end, start + self.block_size)
+            num_words = self.set_key(packed_epoch, node, block, PACKED)
+            seeded_words(self.entropy[:num_words], self.block_word)
+            if self.shuffles:
+                begin_stream(self.entropy[: num_words - 1], self.state)  # without `stream`
+                shuffle(self.state, self.ids[start:stop])
+            num_cut = self.cut_block(start, stop)
+            num_found = self.packer.pack(self.cut[2, :num_cut], self.block_word[0])
+            self.permute(self.numbers, num_found, turns_again, self.set_key(epoch, node, block, PACKS))
+            for number in range(num_found):
+                pack = self.numbers[number]
+                for slot in range(self.packer.offsets[pack], self.packer.offsets[pack + 1]):
+                    at = self.packer.order[slot]
+                    self.packed[0, write], self.packed[1, write] = self.cut[0, at], self.cut[1, at]
+                    self.packed[2, write] = self.sample_lengths[self.cut[0, at]] if self.keeps else self.cut[2, at]
+                    write += 1
+                self.ends[num_packs], self.of_turns[num_packs] = write, turn
+                num_packs += 1
+        return num_packs
+
+    def interleave(self, num_packs: int) -> int:
+        """Append the packs of an epoch; return the new number of packs. A round takes a pack of each node with packs
+        left.
+        """
+        most, write = 0, self.offsets[num_packs]
+        for node in range(self.num_nodes):
+            most = max(most, self.node_firsts[node + 1] - self.node_firsts[node])
+        for turn in range(most):
+            for node in range(self.num_nodes):
+                pack = self.node_firsts[node] + turn
+                if pack >= self.node_firsts[node + 1]:
+                    continue
+                for at in range(self.ends[pack - 1] if pack else 0, self.ends[pack]):
+                    for row in range(3):
+                        self.segments[row, write] = self.packed[row, at]
+                    write += 1
+                self.nodes[num_packs], self.turns[num_packs] = node, self.of_turns[pack]
+                num_packs += 1
+                self.offsets[num_packs] = write
+        return num_packs
+
+    def pack_epoch(self, epoch: int, num_packs: int) -> int:
+        """Append the packs of an epoch; return the new number of packs."""
+        self.lay_out(epoch if self.reshuffles else 0)
+        of_epoch = 0
+        for node in range(self.num_nodes):
+            of_epoch = self.pack_node(epoch, node, of_epoch)
+            self.node_firsts[node + 1] = of_epoch
+        return self.interleave(num_packs)
 
 
-@compiled
-def _pack_node(
-    facts: SourceFacts,
-    rules: Rules,
-    bins: Bins,
-    epoch: int,
-    node: int,
-    ids: _Numbers,
-    state: _Words,
-    cut: Segments,
-    packed: Segments,
-    ends: _Numbers,
-    turns: NDArray[np.int32],
-    num_packs: int,
-) -> int:
-    """Append the packs of a canonical node to the packs of the nodes before; return the new number of packs.
-
-    ids: samples as written by _lay_out. cut: scratch.
-    """
-    packed_epoch = epoch if facts.reshuffles else 0
-    turns_again = facts.shuffles and epoch != packed_epoch  # packs made once are in a new order in each epoch
-    begin, end = len(ids) * node // facts.num_nodes, len(ids) * (node + 1) // facts.num_nodes
-    num_blocks = -((begin - end) // facts.block_size)
-    blocks = _permutation(num_blocks, turns_again, _entropy(facts.seed, epoch, node, 0, _BLOCKS), state)
-    write = ends[num_packs - 1] if num_packs else np.int64(0)
-    for turn in range(num_blocks):
-        block = blocks[turn]
-        start = begin + block * facts.block_size
-        mine = ids[start : min(end, start + facts.block_size)]
-        entropy = _entropy(facts.seed, packed_epoch, node, block, _PACKED)
-        if facts.shuffles:
-            begin_stream(entropy[:-1], state)  # without `stream`
-            shuffle(state, mine)
-        num_cut = _cut(facts, rules.limit, mine, cut)
-        order, offsets = _pack(cut.lengths[:num_cut], rules, bins, seeded_words(entropy, np.int64(1))[0])
-        numbers = _permutation(len(offsets) - 1, turns_again, _entropy(facts.seed, epoch, node, block, _PACKS), state)
-        for pack in numbers:
-            for at in order[offsets[pack] : offsets[pack + 1]]:
-                packed.sample_ids[write] = cut.sample_ids[at]
-                length = facts.lengths[cut.sample_ids[at]] if rules.keeps else cut.lengths[at]
-                packed.starts[write], packed.lengths[write] = cut.starts[at], length
-                write += 1
-            ends[num_packs], turns[num_packs] = write, turn
-            num_packs += 1
-    return num_packs
-
-
-@compiled
 def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> EpochPacks:
     """Return the packs of the epochs [first, first + count), in the order of their numbers."""
-    num_segments = int(facts.num_pieces.sum())
-    bins = _new_bins(rules, num_segments)
-    ids, state = np.empty(len(facts.lengths), np.int64), np.empty(STATE_WORDS, np.uint64)
-    cut, packed = _new_segments(num_segments), _new_segments(num_segments)
-    ends, turns = np.empty(num_segments, np.int64), np.empty(num_segments, np.int32)
-    node_firsts, first_packs = np.zeros(facts.num_nodes + 1, np.int64), np.zeros(count + 1, np.int64)
-    most = count * num_segments
-    segments, offsets = _new_segments(most), np.zeros(most + 1, np.int64)
-    nodes, turns_of_packs = np.empty(most, np.int32), np.empty(most, np.int32)
-    found = EpochPacks(segments, offsets, nodes, turns_of_packs, first_packs)
-    num_found = np.int64(0)
+    epochs = EpochPacker(facts, rules, int(facts.num_pieces.sum()), count)
+    first_packs = np.zeros(count + 1, np.int64)
+    num_packs = 0
     for number in range(count):
-        epoch = first + number
-        _lay_out(facts, epoch if facts.reshuffles else 0, state, ids)
-        num_packs = np.int64(0)
-        for node in range(facts.num_nodes):
-            num_packs = _pack_node(facts, rules, bins, epoch, node, ids, state, cut, packed, ends, turns, num_packs)
-            node_firsts[node + 1] = num_packs
-        num_found = _interleave(num_found, node_firsts, packed, ends, turns, found)
-        first_packs[number + 1] = num_found
-    return EpochPacks(segments, offsets[: num_found + 1], nodes[:num_found], turns_of_packs[:num_found], first_packs)
+        with cython.nogil:
+            num_packs = epochs.pack_epoch(first + number, num_packs)
+        first_packs[number + 1] = num_packs
+    segments, offsets, nodes, turns = epochs.arrays
+    return EpochPacks(Segments(*segments), offsets[: num_packs + 1], nodes[:num_packs], turns[:num_packs], first_packs)
 
 
 # NumPy's random streams in compiled loops: `default_rng(words)` and its `shuffle`, number for number.
@@ -334,112 +217,95 @@ def pack_epochs(facts: SourceFacts, rules: Rules, first: int, count: int) -> Epo
 # PCG64 (O'Neill, 2014); a number that is too large is drawn again.
 
 
-Words = NDArray[np.uint64]
 STATE_WORDS = (
     6  # of a generator: the state, high and low; the increment, high and low; half a number, and whether it is present
 )
-
-_LOW = np.uint64(0xFFFFFFFF)
-_32, _16, _1 = np.uint64(32), np.uint64(16), np.uint64(1)
-_INIT_A, _MULT_A = np.uint64(0x43B0D7E5), np.uint64(0x931E8875)
-_INIT_B, _MULT_B = np.uint64(0x8B51F9DD), np.uint64(0x58F38DED)
-_MIX_L, _MIX_R = np.uint64(0xCA01F9DD), np.uint64(0x4973F715)
-_PCG_HIGH, _PCG_LOW = np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645)
+ONE, LOW = 1, 0xFFFFFFFF
+INIT_A, MULT_A, INIT_B, MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
+MIX_L, MIX_R = 0xCA01F9DD, 0x4973F715
+PCG_HIGH, PCG_LOW = 0x2360ED051FC65DA4, 0x4385DF649FCCF645
 
 
-@compiled(inline="always")
-def _xor_high(value: np.uint64) -> np.uint64:
-    return value ^ (value >> _16)
+def _hash(value: int, constant: int) -> int:
+    value = ((value ^ constant) * (constant * MULT_A & LOW)) & LOW
+    return value ^ (value >> 16)
 
 
-@compiled
-def seeded_words(entropy: Words, num_words: int) -> Words:
-    """Return `SeedSequence(entropy).generate_state(num_words, uint64)`. entropy: uint64[1 or more], below 2**32."""
-    pool = np.zeros(4, np.uint64)
-    constant = _INIT_A
-    for at in range(max(4, len(entropy))):
+def _mix(one: int, other: int) -> int:
+    value = (MIX_L * one - MIX_R * other) & LOW
+    return value ^ (value >> 16)
+
+
+def seeded_words(entropy: _Words, words: _Words) -> None:
+    """Write `SeedSequence(entropy).generate_state(len(words), uint64)`. entropy: uint64[1 or more], below 2**32."""
+    pool = cython.declare(cython.ulonglong[4])
+    constant = INIT_A
+    count = len(entropy)
+    for at in range(max(4, count)):
         if at < 4:
-            value = entropy[at] if at < len(entropy) else np.uint64(0)
-            value ^= constant
-            constant = (constant * _MULT_A) & _LOW
-            pool[at] = _xor_high((value * constant) & _LOW)
+            pool[at] = _hash(entropy[at] if at < count else 0, constant)
+            constant = constant * MULT_A & LOW
         if at == 3:
             for source in range(4):
                 for target in range(4):
                     if source != target:
-                        constant = _mix_into(pool, target, pool[source], constant)
+                        pool[target] = _mix(pool[target], _hash(pool[source], constant))
+                        constant = constant * MULT_A & LOW
         if at >= 4:
             for target in range(4):
-                constant = _mix_into(pool, target, entropy[at], constant)
-    constant = _INIT_B
-    words = np.zeros(num_words, np.uint64)
-    for at in range(2 * num_words):
+                pool[target] = _mix(pool[target], _hash(entropy[at], constant))
+                constant = constant * MULT_A & LOW
+    constant = INIT_B
+    for at in range(2 * len(words)):
         value = pool[at % 4] ^ constant
-        constant = (constant * _MULT_B) & _LOW
-        value = _xor_high((value * constant) & _LOW)
-        words[at // 2] |= value << (_32 if at % 2 else np.uint64(0))
-    return words
+        constant = constant * MULT_B & LOW
+        value = value * constant & LOW
+        value ^= value >> 16
+        words[at // 2] = words[at // 2] | value << 32 if at % 2 else value
 
 
-@compiled
-def _mix_into(pool: Words, target: int, value: np.uint64, constant: np.uint64) -> np.uint64:
-    """Mix a word into a word of the pool; return the next constant of the hash."""
-    value ^= constant
-    constant = (constant * _MULT_A) & _LOW
-    value = _xor_high((value * constant) & _LOW)
-    pool[target] = _xor_high((_MIX_L * pool[target] - _MIX_R * value) & _LOW)
-    return constant
-
-
-@compiled
-def begin_stream(entropy: Words, state: Words) -> None:
+def begin_stream(entropy: _Words, state: _Words) -> None:
     """Set `state`, uint64[STATE_WORDS], to the state of `default_rng(entropy)`."""
-    seed = seeded_words(entropy, np.int64(4))
-    state[2] = (seed[2] << _1) | (seed[3] >> np.uint64(63))
-    state[3] = (seed[3] << _1) | _1
-    state[0], state[1], state[4], state[5] = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    seeded_words(entropy, state[:4])
+    high, low = state[0], state[1]
+    state[2], state[3] = (state[2] << 1) | (state[3] >> 63), (state[3] << 1) | 1
+    state[0] = state[1] = state[4] = state[5] = 0
     _advance(state)
-    low = state[1] + seed[1]
-    state[0] += seed[0] + np.uint64(low < seed[1])
-    state[1] = low
+    state[0] += high
+    state[1] += low
+    if state[1] < low:
+        state[0] += 1
     _advance(state)
 
 
-@compiled(inline="always")
-def _advance(state: Words) -> None:
+def _advance(state: _Words) -> None:
     """Advance the state: multiply by PCG's multiplier and add the increment, modulo 2**128."""
-    low, other = state[1], _PCG_LOW
-    a, b, c, d = low >> _32, low & _LOW, other >> _32, other & _LOW
-    middle = (b * d >> _32) + (a * d & _LOW) + (b * c & _LOW)
-    high = a * c + (a * d >> _32) + (b * c >> _32) + (middle >> _32)
-    high += state[0] * _PCG_LOW + low * _PCG_HIGH
-    product = low * other
-    total = product + state[3]
-    state[0] = high + state[2] + np.uint64(total < product)
-    state[1] = total
+    low = state[1]
+    a, b, c, d = low >> 32, low & LOW, PCG_LOW >> 32, PCG_LOW & LOW
+    middle = (b * d >> 32) + (a * d & LOW) + (b * c & LOW)
+    high = a * c + (a * d >> 32) + (b * c >> 32) + (middle >> 32) + state[0] * PCG_LOW + low * PCG_HIGH + state[2]
+    state[1] = low * PCG_LOW + state[3]
+    state[0] = high + 1 if state[1] < state[3] else high
 
 
-@compiled(inline="always")
-def _next_32(state: Words) -> np.uint64:
+def _next_32(state: _Words) -> int:
     if state[5]:
-        state[5] = np.uint64(0)
+        state[5] = 0
         return state[4]
     _advance(state)
-    value = state[0] ^ state[1]
-    turn = state[0] >> np.uint64(58)
-    value = (value >> turn) | (value << ((np.uint64(64) - turn) & np.uint64(63)))
-    state[4], state[5] = value >> _32, _1
-    return value & _LOW
+    value, turn = state[0] ^ state[1], state[0] >> 58
+    value = (value >> turn) | (value << ((64 - turn) & 63))
+    state[4], state[5] = value >> 32, 1
+    return value & LOW
 
 
-@compiled
-def shuffle(state: Words, values: NDArray[np.int64]) -> None:
+def shuffle(state: _Words, values: _Numbers) -> None:
     """Shuffle at most 2**32 values in the same way as the generator's `shuffle`, from the last value to the first."""
-    mask = np.uint64((1 << 32) - 1)
+    mask = LOW
     for last in range(len(values) - 1, 0, -1):
-        while mask >> _1 >= np.uint64(last):
-            mask >>= _1
+        while mask >> 1 >= last:
+            mask >>= 1
         chosen = _next_32(state) & mask
-        while chosen > np.uint64(last):
+        while chosen > last:
             chosen = _next_32(state) & mask
         values[last], values[chosen] = values[chosen], values[last]

@@ -14,45 +14,28 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import cython
 import numpy as np
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
-
-NEVER = np.int64(1) << 62
+LAST = 1 << 62  # a number in C; names of the .pxd are not seen by other modules
+NEVER = LAST
 
 _Numbers = NDArray[np.int64]
 
 
-@compiled
-def _deadline(source: int, lack: int, turn: int, most: int, quotas: _Numbers, ends: _Numbers, phase: int) -> int:
-    """Return the last turn in which a source, lacking `lack` before `turn`, does not yet lack more than `most`."""
-    for row in range(phase, len(ends)):
-        stop = ends[row]
-        quota = quotas[row, source]
-        if quota > 0 and stop > turn:
-            waits = (most - lack) // quota - 1
-            if turn + waits < stop - 1:  # at the last turn of a phase the next phase decides
-                return turn + waits
-            lack += quota * (stop - turn)
-        turn = max(turn, stop)
-    return NEVER
-
-
-@compiled
 def _eligible(lack: int, quota: int, turn: int, least: int) -> int:
     """Return the first turn in which a source lacks at least `least`, at a constant quota; lack: before `turn`."""
     if lack + quota >= least:
         return turn
-    return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else NEVER
+    return turn + (least - lack + quota - 1) // quota - 1 if quota > 0 else LAST
 
 
-@compiled
 def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
     """Add a source to a heap of `size` sources: int64[sources, 2], keys and sources, ties to the first source."""
     here = size
     while here > 0:
-        parent = (here - 1) // 2
+        parent = (here - 1) >> 1
         if heap[parent, 0] < key or (heap[parent, 0] == key and heap[parent, 1] < source):
             break
         heap[here, 0], heap[here, 1] = heap[parent, 0], heap[parent, 1]
@@ -60,12 +43,10 @@ def _push(heap: _Numbers, size: int, key: int, source: int) -> None:
     heap[here, 0], heap[here, 1] = key, source
 
 
-@compiled
 def _pop(heap: _Numbers, size: int) -> None:
     """Remove the first source from a heap of `size` sources."""
     size -= 1
-    key, source = heap[size, 0], heap[size, 1]
-    here = 0
+    key, source, here = heap[size, 0], heap[size, 1], 0
     while True:
         child = 2 * here + 1
         if child >= size:
@@ -102,149 +83,214 @@ def no_sizes(num_sources: int) -> Sizes:
     return Sizes(np.zeros((num_sources, 0), np.int64), nothing, nothing, np.zeros(num_sources, np.bool_), 1)
 
 
-class _Turns(NamedTuple):
+class SourceTurns:
     """State of sources that take turns; see take_epochs.
 
-    known: int64[k], the clock at which credits[source] was updated. deadlines: int64[k]. waiting, ready: heaps,
-    int64[k, 2]. sizes: int64[4], sources in waiting, sources in ready, the phase, and the clock: packs, or tokens,
-    given so far. givers: int64[k], sources in the order of their first turn since `taken` was 0.
+    left: int64[k], packs left in each source, 1 or more. taken: int64[k], packs taken. known: int64[k], the clock at
+    which credits[source] was updated. deadlines: int64[k]. waiting, ready, givers: heaps, int64[k, 2], of num_waiting,
+    num_ready and num_givers sources; givers have taken packs. clock: packs, or tokens, given so far.
     """
 
-    known: _Numbers
-    deadlines: _Numbers
-    waiting: _Numbers
-    ready: _Numbers
-    sizes: _Numbers
-    givers: _Numbers
+    def __init__(
+        self, left: _Numbers, credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int, sizes: Sizes
+    ):
+        num_sources = len(credits)
+        cython.declare(numbers=cython.longlong[:, ::1], heaps=cython.longlong[:, :, ::1])
+        self.left, self.credits, self.quotas, self.ends, self.unit, self.least = (
+            left,
+            credits,
+            quotas,
+            ends,
+            unit,
+            least,
+        )
+        self.full, self.counts_tokens = sizes.full, sizes.tokens.shape[1] > 0
+        if self.counts_tokens:
+            self.tokens, self.used, self.have, self.goes_on = sizes[:4]
+        numbers, heaps = np.zeros((3, num_sources), np.int64), np.empty((3, num_sources, 2), np.int64)
+        self.known, self.deadlines, self.taken = numbers[0], numbers[1], numbers[2]
+        self.waiting, self.ready, self.givers = heaps[0], heaps[1], heaps[2]
+        self.num_waiting = self.num_ready = self.num_givers = self.phase = self.clock = 0
 
+    def begin(self) -> None:
+        """Let all sources wait, before the first turn."""
+        self.num_waiting = len(self.credits)
+        for source in range(self.num_waiting):
+            self.deadlines[source] = self.deadline(source, 0)
+            _push(self.waiting, source, _eligible(self.credits[source], self.quotas[0, source], 0, self.least), source)
 
-@compiled
-def _begin(credits: _Numbers, quotas: _Numbers, ends: _Numbers, unit: int, least: int) -> _Turns:
-    """Return the state before the first turn; all sources wait."""
-    num_sources = len(credits)
-    waiting, ready = np.empty((num_sources, 2), np.int64), np.empty((num_sources, 2), np.int64)
-    deadlines = np.empty(num_sources, np.int64)
-    for source in range(num_sources):
-        deadlines[source] = _deadline(source, credits[source], 0, unit - least, quotas, ends, 0)
-        _push(waiting, source, _eligible(credits[source], quotas[0, source], 0, least), source)
-    known, givers = np.zeros(num_sources, np.int64), np.empty(num_sources, np.int64)
-    return _Turns(known, deadlines, waiting, ready, np.array([num_sources, 0, 0, 0]), givers)
+    def deadline(self, source: int, turn: int) -> int:
+        """Return the last turn in which a source, lacking its credit before `turn`, does not lack more than a pack."""
+        cython.declare(lack=cython.longlong)
+        lack, most = self.credits[source], self.unit - self.least
+        for row in range(self.phase, len(self.ends)):
+            stop, quota = self.ends[row], self.quotas[row, source]
+            if quota > 0 and stop > turn:
+                waits = (most - lack) // quota - 1
+                if turn + waits < stop - 1:  # at the last turn of a phase the next phase decides
+                    return turn + waits
+                lack += quota * (stop - turn)
+            turn = max(turn, stop)
+        return LAST
 
+    def update(self, source: int) -> None:
+        """Update what a source lacks."""
+        self.credits[source] += self.quotas[self.phase, source] * (self.clock - self.known[source])
+        self.known[source] = self.clock
 
-@compiled
-def _take(
-    turns: _Turns,
-    turn: int,
-    count: int,
-    left: _Numbers,
-    credits: _Numbers,
-    quotas: _Numbers,
-    ends: _Numbers,
-    unit: int,
-    least: int,
-    taken: _Numbers,
-    sizes: Sizes,
-) -> tuple[int, int]:
-    """Take the turns from `turn` to `count`, or until a source ends. Return the next turn, and the number of givers.
+    def wait(self, source: int, at: int) -> None:
+        """Let a source wait, behind the first `at` waiting sources."""
+        turn = _eligible(self.credits[source], self.quotas[self.phase, source], self.known[source], self.least)
+        _push(self.waiting, at, turn, source)
 
-    left: int64[k], packs left in each source, 1 or more. taken: int64[k], packs since the givers were counted. Each
-    turn goes to the source with the earliest deadline, among sources that lack at least `least` (see turn_taking.py).
-    For other arguments see take_epochs.
-    """
-    known, deadlines, waiting, ready = turns.known, turns.deadlines, turns.waiting, turns.ready
-    num_waiting, num_ready, phase, clock = turns.sizes[0], turns.sizes[1], turns.sizes[2], turns.sizes[3]
-    counts_tokens, full = sizes.tokens.shape[1] > 0, sizes.full
-    num_givers, cost = 0, np.int64(1)
-    is_done = False
-    while turn < count and not is_done:
-        if turn * full >= ends[phase]:
-            for source in range(len(left)):
-                credits[source] += quotas[phase, source] * (clock - known[source])
-                known[source] = clock
-            phase += 1
-            for at in range(num_waiting):  # each prefix is a heap before the next source is pushed behind the prefix
-                source = waiting[at, 1]
-                _push(waiting, at, _eligible(credits[source], quotas[phase, source], known[source], least), source)
-            continue
-        while num_waiting > 0 and waiting[0, 0] <= clock:
-            source = waiting[0, 1]
-            _pop(waiting, num_waiting)
-            num_waiting -= 1
-            _push(ready, num_ready, deadlines[source], source)
-            num_ready += 1
-        source = ready[0, 1]
-        _pop(ready, num_ready)
-        num_ready -= 1
-        if counts_tokens:
-            credits[source] += quotas[phase, source] * (clock - known[source])
-            known[source] = clock
-            key = _deadline(source, credits[source], turn * full, unit - least, quotas, ends, phase)
-            if num_ready > 0 and (key > ready[0, 0] or (key == ready[0, 0] and source > ready[0, 1])):
-                _push(ready, num_ready, key, source)
-                num_ready += 1
+    def take(self, turn: int, count: int) -> int:
+        """Take the turns from `turn` to `count`, or until a source ends. Return the next turn.
+
+        Each turn goes to the source with the earliest deadline, among sources that lack at least `least` (see
+        turn_taking.py).
+        """
+        cost = 1
+        while turn < count:
+            if turn * self.full >= self.ends[self.phase]:
+                for source in range(len(self.left)):
+                    self.update(source)
+                self.phase += 1
+                for at in range(self.num_waiting):  # a prefix is a heap before the next source is pushed behind it
+                    self.wait(self.waiting[at, 1], at)
                 continue
-            cost = sizes.tokens[source, sizes.used[source]]
-            sizes.used[source] += 1
-        turn += 1
-        clock += cost
-        credits[source] += quotas[phase, source] * (clock - known[source]) - unit // full * cost
-        known[source] = clock
-        if taken[source] == 0:
-            turns.givers[num_givers] = source
-            num_givers += 1
-        taken[source] += 1
-        left[source] -= 1
-        is_done = left[source] == 0
-        deadlines[source] = _deadline(source, credits[source], turn * full, unit - least, quotas, ends, phase)
-        _push(waiting, num_waiting, _eligible(credits[source], quotas[phase, source], clock, least), source)
-        num_waiting += 1
-    turns.sizes[0], turns.sizes[1], turns.sizes[2], turns.sizes[3] = num_waiting, num_ready, phase, clock
-    return turn, num_givers
+            while self.num_waiting > 0 and self.waiting[0, 0] <= self.clock:
+                source = self.waiting[0, 1]
+                _pop(self.waiting, self.num_waiting)
+                self.num_waiting -= 1
+                _push(self.ready, self.num_ready, self.deadlines[source], source)
+                self.num_ready += 1
+            source = self.ready[0, 1]
+            _pop(self.ready, self.num_ready)
+            self.num_ready -= 1
+            if self.counts_tokens:
+                self.update(source)
+                key = self.deadline(source, turn * self.full)
+                if self.num_ready > 0 and (
+                    key > self.ready[0, 0] or (key == self.ready[0, 0] and source > self.ready[0, 1])
+                ):
+                    _push(self.ready, self.num_ready, key, source)
+                    self.num_ready += 1
+                    continue
+                cost = self.tokens[source, self.used[source]]
+                self.used[source] += 1
+            turn += 1
+            self.clock += cost
+            self.update(source)
+            self.credits[source] -= self.unit // self.full * cost
+            if self.taken[source] == 0:
+                _push(self.givers, self.num_givers, source, source)
+                self.num_givers += 1
+            self.taken[source] += 1
+            self.left[source] -= 1
+            self.deadlines[source] = self.deadline(source, turn * self.full)
+            self.wait(source, self.num_waiting)
+            self.num_waiting += 1
+            if self.left[source] == 0:
+                break
+        return turn
+
+    def end(self) -> None:
+        """Update what all sources lack."""
+        for source in range(len(self.credits)):
+            self.update(source)
 
 
-@compiled
-def _end(turns: _Turns, credits: _Numbers, quotas: _Numbers) -> None:
-    """Update what all sources lack."""
-    for source in range(len(credits)):
-        credits[source] += quotas[turns.sizes[2], source] * (turns.sizes[3] - turns.known[source])
+class SourceEpochs:
+    """Epochs with known pack counts of sources that take turns; see take_epochs."""
+
+    def __init__(
+        self,
+        turns: SourceTurns,
+        at: _Numbers,
+        packs: _Numbers,
+        counts: _Numbers,
+        first_counts: _Numbers,
+        until: _Numbers,
+        rows: _Numbers,
+    ):
+        self.turns, self.at, self.packs, self.counts, self.first_counts = turns, at, packs, counts, first_counts
+        self.until, self.rows, self.num_rows, self.over = until, rows, 0, -1
+
+    def find_left(self, source: int) -> None:
+        """Set the packs left in a source's epoch, or up to the last pack to take, or to the last with known tokens."""
+        left = self.counts[self.first_counts[source] + self.at[source]] - self.packs[source]
+        if self.until[0] == source and self.at[source] == self.until[1]:
+            left = self.until[2] + 1 - self.packs[source]
+        if self.turns.counts_tokens:
+            left = min(left, self.turns.have[source] - self.turns.used[source])
+        self.turns.left[source] = left
+
+    def pass_epochs(self, count: int) -> int:
+        """Pass over packs of an only source; return the number of packs."""
+        done, epoch, pack = 0, self.at[0], self.packs[0]
+        while done < count and self.over < 0:
+            taken = min(count - done, self.counts[epoch] - pack)
+            done += taken
+            pack += taken
+            if pack == self.counts[epoch] and epoch + 1 == len(self.counts):
+                self.over = 0
+            elif pack == self.counts[epoch]:
+                epoch, pack = epoch + 1, 0
+        self.at[0], self.packs[0] = epoch, pack
+        return done
+
+    def take(self, count: int, stop: int, batch: int) -> int:
+        """Take packs in turn; return their number."""
+        num_sources, num_all_rows, done, has_ended = len(self.at), len(self.rows), 0, 0
+        for source in range(num_sources):
+            self.find_left(source)
+        self.turns.begin()  # the end of an epoch changes only the packs left in its source
+        while done < count and self.over < 0 and not has_ended:
+            if num_all_rows and self.num_rows + num_sources > num_all_rows:
+                break
+            is_step = 0
+            if num_sources == 1:
+                self.turns.taken[0], self.turns.credits[0] = min(count - done, self.turns.left[0]), 0
+                self.turns.givers[0, 0], self.turns.num_givers = 0, 1
+                done += self.turns.taken[0]
+            else:
+                done = self.turns.take(done, min(count, stop) if num_all_rows else count)
+                if done == stop:
+                    is_step = 1
+                    stop += batch
+            ended = -1
+            while self.turns.num_givers > 0:
+                source = self.turns.givers[0, 0]
+                _pop(self.turns.givers, self.turns.num_givers)
+                self.turns.num_givers -= 1
+                taken = self.turns.taken[source]
+                if num_all_rows:
+                    self.rows[self.num_rows, 0], self.rows[self.num_rows, 1] = source, self.at[source]
+                    self.rows[self.num_rows, 2] = self.packs[source]
+                    self.rows[self.num_rows, 3] = self.packs[source] + taken
+                    self.num_rows += 1
+                self.packs[source] += taken
+                self.turns.taken[source] = 0
+                if ended < 0 and self.packs[source] == self.counts[self.first_counts[source] + self.at[source]]:
+                    ended = source
+                if num_sources > 1 and self.turns.counts_tokens:
+                    num_known = self.turns.have[source] - self.turns.used[source]
+                    if num_known == 0 or (is_step and self.turns.goes_on[source] and num_known < batch):
+                        has_ended = 1  # the known tokens
+            wanted = self.until[0]
+            if wanted >= 0 and self.at[wanted] == self.until[1] and self.packs[wanted] > self.until[2]:
+                has_ended = 1
+            if ended >= 0 and self.first_counts[ended] + self.at[ended] + 1 == self.first_counts[ended + 1]:
+                self.over = ended
+            elif ended >= 0:
+                self.at[ended] += 1
+                self.packs[ended] = 0
+                self.find_left(ended)
+        if num_sources > 1:
+            self.turns.end()
+        return done
 
 
-@compiled
-def _left(
-    source: int,
-    at: _Numbers,
-    packs: _Numbers,
-    counts: _Numbers,
-    first_counts: _Numbers,
-    until: _Numbers,
-    sizes: Sizes,
-) -> int:
-    """Return the packs left in a source's epoch, or up to the last pack to take, or to the last with known tokens."""
-    left = counts[first_counts[source] + at[source]] - packs[source]
-    if until[0] == source and at[source] == until[1]:
-        left = until[2] + 1 - packs[source]
-    if sizes.tokens.shape[1] > 0:
-        left = min(left, sizes.have[source] - sizes.used[source])
-    return left
-
-
-@compiled
-def _pass_epochs(count: int, at: _Numbers, packs: _Numbers, counts: _Numbers) -> tuple[int, int]:
-    """Pass over packs of an only source; see take_epochs. Return the number of packs, and the source 0 or -1."""
-    done, epoch, pack, over = 0, at[0], packs[0], -1
-    while done < count and over < 0:
-        taken = min(count - done, counts[epoch] - pack)
-        done += taken
-        pack += taken
-        if pack == counts[epoch] and epoch + 1 == len(counts):
-            over = 0
-        elif pack == counts[epoch]:
-            epoch, pack = epoch + 1, 0
-    at[0], packs[0] = epoch, pack
-    return done, over
-
-
-@compiled
 def take_epochs(
     count: int,
     at: _Numbers,
@@ -275,51 +321,14 @@ def take_epochs(
     end of known tokens, and when the rows of another epoch might not fit. sizes: changed; of a step's packs at least,
     to cut no row at the end of known tokens.
     """
-    num_sources = len(at)
-    if num_sources == 1 and not len(rows) and until[0] < 0:
+    turns = SourceTurns(np.empty(len(at), np.int64), credits, quotas, ends, unit, least, sizes)
+    epochs = SourceEpochs(turns, at, packs, counts, first_counts, until, rows)
+    if len(at) == 1 and not len(rows) and until[0] < 0:
         credits[0] = 0
-        done, over = _pass_epochs(count, at, packs, counts)
-        return done, 0, over
-    left, taken = np.empty(num_sources, np.int64), np.zeros(num_sources, np.int64)
-    for source in range(num_sources):
-        left[source] = _left(source, at, packs, counts, first_counts, until, sizes)
-    turns = _begin(credits, quotas, ends, unit, least)  # the end of an epoch changes only the packs left in its source
-    done = num_rows = 0
-    stop, batch = steps
-    over = -1
-    is_found = is_step = is_short = False
-    while done < count and over < 0 and not is_found and not is_short:
-        if len(rows) and num_rows + num_sources > len(rows):
-            break
-        if num_sources == 1:
-            taken[0], credits[0] = min(count - done, left[0]), 0
-            turns.givers[0], num_givers = 0, 1
-            done += taken[0]
-        else:
-            most = min(count, stop) if len(rows) else count
-            done, num_givers = _take(turns, done, most, left, credits, quotas, ends, unit, least, taken, sizes)
-            is_step = done == stop
-            stop += batch if is_step else 0
-        ended = -1
-        for source in np.sort(turns.givers[:num_givers]):
-            if len(rows):
-                rows[num_rows, 0], rows[num_rows, 1] = source, at[source]
-                rows[num_rows, 2], rows[num_rows, 3] = packs[source], packs[source] + taken[source]
-                num_rows += 1
-            packs[source] += taken[source]
-            taken[source] = 0
-            if ended < 0 and packs[source] == counts[first_counts[source] + at[source]]:
-                ended = source
-            if num_sources > 1 and sizes.tokens.shape[1] > 0:
-                num_known = sizes.have[source] - sizes.used[source]
-                is_short |= num_known == 0 or (is_step and sizes.goes_on[source] and num_known < batch)
-        is_found = until[0] >= 0 and at[until[0]] == until[1] and packs[until[0]] > until[2]
-        if ended >= 0 and first_counts[ended] + at[ended] + 1 == first_counts[ended + 1]:
-            over = ended
-        elif ended >= 0:
-            at[ended] += 1
-            packs[ended] = 0
-            left[ended] = _left(ended, at, packs, counts, first_counts, until, sizes)
-    if num_sources > 1:
-        _end(turns, credits, quotas)
-    return done, num_rows, over
+        done = epochs.pass_epochs(count)
+    else:
+        cython.declare(most=cython.longlong, stop=cython.longlong, batch=cython.longlong)
+        most, (stop, batch) = count, steps
+        with cython.nogil:
+            done = epochs.take(most, stop, batch)
+    return done, epochs.num_rows, epochs.over

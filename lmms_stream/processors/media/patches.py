@@ -1,20 +1,19 @@
 """Pixels -> normalised patches in the order of transformers' Qwen2VLImageProcessor, by a compiled loop."""
 
+# C names are declared in the .pxd.
+# mypy: disable-error-code="name-defined"
+# ruff: noqa: F821
+
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import cython
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from cython.cimports.libc.string import memcpy
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ...versions.numba import compiled
-
-LANES = 8  # values that are copied together
 
 
 def to_patches(
@@ -35,6 +34,8 @@ def to_patches(
     (x / 255 - mean) / std in float32, with the same bits as transformers' slow processor. out: rows to fill and return,
     e.g. an image's part of a larger array; new memory costs more time than the patches.
     """
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        raise ConfigError(f"frames are {frames.dtype} {frames.shape}, expected uint8 [frames, height, width, 3]")
     num_frames, height, width, _ = frames.shape
     multiple = patch_size * merge_size
     if not num_frames or height % multiple or width % multiple:
@@ -47,107 +48,54 @@ def to_patches(
     shape = (num_patches, 3 * temporal_patch_size * patch_size * patch_size)
     if out is None:
         out = np.empty(shape, np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous")
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.carray:
+        raise ConfigError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writable")
     _fill(
-        np.require(frames, np.uint8, ["C", "W"]).reshape(num_frames, height, 3 * width),
+        np.ascontiguousarray(frames).reshape(num_frames, height, 3 * width),
         patch_size,
         merge_size,
         temporal_patch_size,
-        np.asarray(mean, np.float32),
-        np.asarray(std, np.float32),
+        _values(np.asarray(mean, np.float32), np.asarray(std, np.float32)),
         out,
     )
     return out
 
 
-@compiled
 def _fill(
     frames: NDArray[np.uint8],
     patch_size: int,
     merge_size: int,
     temporal_patch_size: int,
-    mean: NDArray[np.float32],
-    std: NDArray[np.float32],
+    values: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
-    """Normalise the rows of pixels that a row of patches covers, and copy the patches."""
-    num_frames, height, row_bytes = frames.shape
-    width = row_bytes // 3
-    area = patch_size * patch_size
-    num_rows, num_columns = height // patch_size, width // patch_size
-    values = np.empty((3, patch_size * width), np.float32)
-    for frame in range(num_frames):
-        time, slot = frame // temporal_patch_size, frame % temporal_patch_size
-        for row in range(num_rows):
-            for y in range(patch_size):
-                begin = y * width
-                red, green, blue = values[0][begin:][:width], values[1][begin:][:width], values[2][begin:][:width]
-                _normalise(frames[frame, row * patch_size + y], mean, std, red, green, blue)
-            for column in range(num_columns):
-                group = (time * (num_rows // merge_size) + row // merge_size) * (num_columns // merge_size)
-                group += column // merge_size
-                patch = out[(group * merge_size + row % merge_size) * merge_size + column % merge_size]
-                for channel in range(3):
-                    begin = (channel * temporal_patch_size + slot) * area
-                    pixels = patch[begin:][:area]
-                    _copy_patch(values[channel], column * patch_size, width, patch_size, pixels)
-                    if frame == num_frames - 1:
-                        for n in range(1, temporal_patch_size - slot):
-                            repeated = patch[begin + n * area :][:area]
-                            for pixel in range(area):
-                                repeated[pixel] = pixels[pixel]
+    """Write the patches. frames: uint8[frames, height, 3 * width]. values: float32[3, 256], see _values."""
+    cython.declare(target=cython.p_float, group=cython.longlong)
+    num_frames, area, row_bytes = frames.shape[0], patch_size * patch_size, frames.shape[2]
+    num_rows, num_columns = frames.shape[1] // patch_size, row_bytes // (3 * patch_size)
+    with cython.nogil:
+        for frame in range(num_frames):
+            time, slot = frame // temporal_patch_size, frame % temporal_patch_size
+            slots = temporal_patch_size - slot if frame == num_frames - 1 else 1  # the last frame is repeated
+            for row in range(num_rows):
+                for column in range(num_columns):
+                    group = (time * (num_rows // merge_size) + row // merge_size) * (num_columns // merge_size)
+                    group = (group + column // merge_size) * merge_size + row % merge_size
+                    target = cython.address(out[group * merge_size + column % merge_size, slot * area])
+                    fill_patch(
+                        cython.address(frames[frame, row * patch_size, 3 * patch_size * column]), row_bytes,
+                        cython.address(values[0, 0]), target, temporal_patch_size * area, patch_size,
+                    )  # fmt: skip
+                    for _ in range(3):
+                        for repeat in range(1, slots):
+                            memcpy(target + repeat * area, target, 4 * area)
+                        target += temporal_patch_size * area
 
 
-@njit
-def _normalise(
-    row: NDArray[np.uint8],
-    mean: NDArray[np.float32],
-    std: NDArray[np.float32],
-    red: NDArray[np.float32],
-    green: NDArray[np.float32],
-    blue: NDArray[np.float32],
-) -> None:
-    """Normalise a row of pixels to a row of values of each channel.
+def _values(mean: NDArray[np.float32], std: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the normalised value of each byte in each channel: float32[3, 256].
 
     x / 255 in float32 has the bits of transformers' x * (1 / 255) in float64, rounded, for all 256 values of x.
     """
-    red_mean, green_mean, blue_mean = mean[0], mean[1], mean[2]
-    red_std, green_std, blue_std = std[0], std[1], std[2]
-    most = np.float32(255)
-    for x in range(len(red)):
-        red[x] = (np.float32(row[3 * x]) / most - red_mean) / red_std
-        green[x] = (np.float32(row[3 * x + 1]) / most - green_mean) / green_std
-        blue[x] = (np.float32(row[3 * x + 2]) / most - blue_mean) / blue_std
-
-
-@njit
-def _copy_patch(
-    values: NDArray[np.float32], offset: int, stride: int, patch_size: int, pixels: NDArray[np.float32]
-) -> None:
-    """Copy patch_size rows of patch_size values, from an offset of `values` on, `stride` values apart."""
-    if patch_size < LANES:
-        for n in range(patch_size * patch_size):
-            pixels[n] = values[offset + n // patch_size * stride + n % patch_size]
-        return
-    source, target = values.ctypes.data + 4 * offset, pixels.ctypes.data
-    last = 4 * (patch_size - LANES)  # the last lanes of a row may overlap the lanes before
-    for _ in range(patch_size):
-        for at in range(0, last, 4 * LANES):
-            _copy_lanes(np.uintp(source + at), np.uintp(target + at))
-        _copy_lanes(np.uintp(source + last), np.uintp(target + last))
-        source += 4 * stride
-        target += 4 * patch_size
-
-
-@intrinsic
-def _copy_lanes(typing_context: Any, source: Any, target: Any) -> Any:
-    """Copy as many float32 values as a vector has lanes: a row of a patch is too short for a loop to be vectorised."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = ir.VectorType(ir.FloatType(), LANES).as_pointer()
-        lanes = builder.load(builder.inttoptr(arguments[0], pointer), align=4)
-        builder.store(lanes, builder.inttoptr(arguments[1], pointer), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp), generate
+    values: NDArray[np.float32] = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, None]) / std[:, None]
+    return values

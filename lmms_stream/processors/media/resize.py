@@ -6,21 +6,22 @@ rows of bytes for both, many bytes in one vector instruction. For the width, a b
 pixels of a column become contiguous.
 """
 
+# C names are declared in the .pxd.
+# mypy: disable-error-code="name-defined"
+# ruff: noqa: F821
+
 from __future__ import annotations
 
-import math
-from typing import Any, Literal
+from typing import Literal
 
+import cython
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from cython.cimports.libc.math import M_PI, ceil, sin
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
+from ...errors import ConfigError
 
 PRECISION_BITS = 22  # of a weight
-HALF = np.int32(1 << (PRECISION_BITS - 1))
 # Filter -> its number, and its reach in pixels on each side, times the scale if an image is made smaller.
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 FILTERS: dict[Filter, tuple[int, float]] = {"bilinear": (0, 1.0), "bicubic": (1, 2.0), "lanczos": (2, 3.0)}
@@ -28,9 +29,6 @@ BILINEAR, BICUBIC = FILTERS["bilinear"][0], FILTERS["bicubic"][0]
 # The parameter a of the cubic of Keys (1981), "Cubic convolution interpolation for digital image processing".
 CUBIC = -0.5
 BAND = 64  # rows that are resized in width together
-SPAN = 1024  # bytes of a row that are added up together: their sums stay in the fastest cache
-TILE = 16  # rows and columns that are transposed together
-TERMS = 5  # rows that are added together: the filter's reach if an image hardly changes its size
 
 
 def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter = "bicubic") -> NDArray[np.uint8]:
@@ -38,10 +36,16 @@ def resize(image: NDArray[np.uint8], *, width: int, height: int, filter: Filter 
 
     An image of this size is returned itself.
     """
+    sides = min(*image.shape, width, height)
+    if image.dtype != np.uint8 or image.ndim < 3 or image.shape[image.ndim - 1] != 3 or sides < 1:
+        raise ConfigError(
+            f"an image of {image.dtype} {image.shape} cannot be resized to {width} x {height} pixels: expected uint8 "
+            "[..., height, width, 3] and at least a pixel on each side"
+        )
     *frames, old_height, old_width, channels = image.shape
     if (old_width, old_height) == (width, height):
         return image
-    pixels = np.require(image, np.uint8, ["C", "W"]).reshape(-1, old_height, old_width, channels)
+    pixels = np.ascontiguousarray(image).reshape(-1, old_height, old_width, channels)
     passes = [(_to_width, width), (_to_height, height)]
     if old_height - height > max(0, 2 * (old_width - width)):  # the order of the passes in Pillow 13
         passes.reverse()
@@ -70,37 +74,33 @@ def _to_height(frames: NDArray[np.uint8], height: int, filter: Filter) -> NDArra
     return out
 
 
-@compiled
-def _weights(
-    size: int, new_size: int, filter: int, reach: float
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each new pixel: the weights of the old pixels (then zeros), the first old pixel, and the number of old
-    pixels. The steps and roundings equal Pillow's.
+def _weights(size: int, new_size: int, filter: int, reach: float) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the weights of the old pixels for each new pixel, int32[new_size, most], and the first old pixel and the
+    number of old pixels, int64[new_size, 2]. The steps and roundings equal Pillow's.
     """
-    scale = size / new_size
+    cython.declare(start=cython.longlong, stop=cython.longlong, total=cython.double, weight=cython.double)
+    scale = cython.cast(cython.double, size) / new_size
     stretch = max(scale, 1.0)
     support = reach * stretch
-    most = int(np.ceil(support)) * 2 + 1
-    weights = np.zeros((new_size, (most + TERMS - 1) // TERMS * TERMS), np.int32)
-    first = np.empty(new_size, np.int64)
-    number = np.empty(new_size, np.int64)
-    exact = np.empty(most)
+    most = 2 * cython.cast(cython.longlong, ceil(support)) + 1
+    weights = cython.declare(cython.int[:, ::1], np.empty((new_size, most), np.int32))
+    bounds = cython.declare(cython.longlong[:, ::1], np.empty((new_size, 2), np.int64))
+    exact = cython.declare(cython.double[::1], np.empty(most))
     for pixel in range(new_size):
         center = (pixel + 0.5) * scale
-        start = max(int(center - support + 0.5), 0)
-        stop = min(int(center + support + 0.5), size)
+        start = cython.cast(cython.longlong, max(center - support + 0.5, 0.0))
+        stop = min(cython.cast(cython.longlong, center + support + 0.5), size)
         total = 0.0
         for old in range(start, stop):
             exact[old - start] = _weight((old - center + 0.5) * (1.0 / stretch), filter)
             total += exact[old - start]
         for old in range(stop - start):
             weight = (exact[old] / total if total != 0.0 else exact[old]) * (1 << PRECISION_BITS)
-            weights[pixel, old] = int(weight - 0.5) if weight < 0 else int(weight + 0.5)
-        first[pixel], number[pixel] = start, stop - start
-    return weights, first, number
+            weights[pixel, old] = cython.cast(cython.int, weight - 0.5 if weight < 0 else weight + 0.5)
+        bounds[pixel, 0], bounds[pixel, 1] = start, stop - start
+    return np.asarray(weights), np.asarray(bounds)
 
 
-@njit
 def _weight(distance: float, filter: int) -> float:
     x = abs(distance)
     if filter == BILINEAR:
@@ -112,153 +112,37 @@ def _weight(distance: float, filter: int) -> float:
     return (((x - 5) * x + 8) * x - 4) * CUBIC if x < 2.0 else 0.0
 
 
-@njit
 def _sinc(x: float) -> float:
-    return math.sin(x * math.pi) / (x * math.pi) if x != 0.0 else 1.0
+    return sin(x * M_PI) / (x * M_PI) if x != 0.0 else 1.0
 
 
-@compiled
 def _resize_rows(
-    image: NDArray[np.uint8],
-    weights: NDArray[np.int32],
-    first: NDArray[np.int64],
-    number: NDArray[np.int64],
-    out: NDArray[np.uint8],
+    image: NDArray[np.uint8], weights: NDArray[np.int32], bounds: NDArray[np.int64], out: NDArray[np.uint8]
 ) -> None:
-    """Resize rows: [rows, 3 * old width] -> out [rows, 3 * new width]."""
-    num_rows, row_bytes = image.shape
+    """Resize rows: [rows, 3 * old width] -> out [rows, 3 * new width]; weights and bounds: see _weights."""
+    num_rows, row_bytes, new_bytes = image.shape[0], image.shape[1], out.shape[1]
     band = min(BAND, num_rows)
-    source, target = image.reshape(-1), out.reshape(-1)
-    columns = np.empty(row_bytes * band, np.uint8)
-    new_columns = np.empty(out.shape[1] * band, np.uint8)
-    sums = np.empty(3 * band, np.int32)
-    for begin in range(0, num_rows, band):
-        row = min(begin, num_rows - band)  # the last band may have rows of the band before
-        _transpose(source, row * row_bytes, band, row_bytes, columns, 0, band)
-        for pixel in range(len(weights)):
-            at = 3 * band * pixel
-            _add_rows(
-                columns, 3 * band * first[pixel], 3 * band, number[pixel], weights[pixel], sums,
-                new_columns[at : at + 3 * band],
+    columns = cython.declare(cython.uchar[::1], np.empty(row_bytes * band, np.uint8))
+    new_columns = cython.declare(cython.uchar[::1], np.empty(new_bytes * band, np.uint8))
+    old, new = cython.address(columns[0]), cython.address(new_columns[0])
+    with cython.nogil:
+        for number in range((num_rows + band - 1) // band):
+            row = min(number * band, num_rows - band)  # the last band may have rows of the band before
+            transpose(cython.address(image[row, 0]), band, row_bytes, old, band)
+            weigh_rows(
+                old, 3 * band, cython.address(weights[0, 0]), weights.shape[1], cython.address(bounds[0, 0]),
+                weights.shape[0], new,
             )  # fmt: skip
-        _transpose(new_columns, 0, out.shape[1], band, target, row * out.shape[1], out.shape[1])
+            transpose(new, new_bytes, band, cython.address(out[row, 0]), new_bytes)
 
 
-@compiled
 def _resize_columns(
-    frames: NDArray[np.uint8],
-    weights: NDArray[np.int32],
-    first: NDArray[np.int64],
-    number: NDArray[np.int64],
-    out: NDArray[np.uint8],
+    frames: NDArray[np.uint8], weights: NDArray[np.int32], bounds: NDArray[np.int64], out: NDArray[np.uint8]
 ) -> None:
     """Resize columns: [frames, old height, 3 * width] -> out [frames, new height, 3 * width]."""
-    row_bytes = frames.shape[2]
-    sums = np.empty(SPAN, np.int32)
-    for frame in range(len(frames)):
-        source = frames[frame].reshape(-1)
-        for row in range(len(weights)):
-            for at in range(0, row_bytes, SPAN):
-                new = out[frame, row, at : min(at + SPAN, row_bytes)]
-                _add_rows(source, first[row] * row_bytes + at, row_bytes, number[row], weights[row], sums, new)
-
-
-@njit
-def _add_rows(
-    source: NDArray[np.uint8],
-    offset: int,
-    stride: int,
-    number: int,
-    weights: NDArray[np.int32],
-    sums: NDArray[np.int32],
-    out: NDArray[np.uint8],
-) -> None:
-    """Write the weighted sum of rows of bytes, from an offset of `source` on, `stride` bytes apart.
-
-    Rows are always added by fives: zero weights follow the last weight, and repeat the last row.
-    """
-    width = len(out)
-    last = offset + (number - 1) * stride
-    sums[:width] = HALF
-    for term in range(0, number, TERMS):
-        begin = offset + term * stride
-        rows = (
-            source[begin:][:width],
-            source[min(begin + stride, last) :][:width],
-            source[min(begin + 2 * stride, last) :][:width],
-            source[min(begin + 3 * stride, last) :][:width],
-            source[min(begin + 4 * stride, last) :][:width],
-        )
-        of_row = (weights[term], weights[term + 1], weights[term + 2], weights[term + 3], weights[term + 4])
-        if term + TERMS < number:
-            for n in range(width):
-                sums[n] = np.int32(sums[n] + _sum(rows, of_row, n))
-        else:
-            for n in range(width):
-                level = np.int32(sums[n] + _sum(rows, of_row, n)) >> PRECISION_BITS
-                out[n] = min(max(level, 0), 255)
-
-
-@njit
-def _sum(rows: tuple[NDArray[np.uint8], ...], weights: tuple[np.int32, ...], n: int) -> int:
-    return (
-        np.int32(rows[0][n]) * weights[0]
-        + np.int32(rows[1][n]) * weights[1]
-        + np.int32(rows[2][n]) * weights[2]
-        + np.int32(rows[3][n]) * weights[3]
-        + np.int32(rows[4][n]) * weights[4]
-    )
-
-
-@njit
-def _transpose(
-    source: NDArray[np.uint8],
-    offset: int,
-    num_rows: int,
-    row_bytes: int,
-    target: NDArray[np.uint8],
-    target_offset: int,
-    target_row_bytes: int,
-) -> None:
-    """Turn rows of bytes at an offset of the source into columns at an offset of the target."""
-    if num_rows < TILE or row_bytes < TILE:
-        for row in range(num_rows):
-            for column in range(row_bytes):
-                target[target_offset + column * target_row_bytes + row] = source[offset + row * row_bytes + column]
-        return
-    # The last tile of each row and column may have bytes of the tile before.
-    for begin in range(0, row_bytes, TILE):
-        column = min(begin, row_bytes - TILE)
-        for begin_row in range(0, num_rows, TILE):
-            row = min(begin_row, num_rows - TILE)
-            read_from = source.ctypes.data + offset + row * row_bytes + column
-            write_to = target.ctypes.data + target_offset + column * target_row_bytes + row
-            _transpose_tile(np.uintp(read_from), np.uintp(row_bytes), np.uintp(write_to), np.uintp(target_row_bytes))
-
-
-@intrinsic
-def _transpose_tile(typing_context: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> Any:
-    """Transpose the 16 rows of 16 bytes at an address, `stride` bytes apart.
-
-    Four times, row n is interleaved with row n + 8, for the full transposition; LLVM has an instruction for each step.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        row_type, index_type = ir.VectorType(ir.IntType(8), TILE), ir.VectorType(ir.IntType(32), TILE)
-
-        def address(begin: Any, row_bytes: Any, row: int) -> Any:
-            moved = builder.add(begin, builder.mul(row_bytes, ir.Constant(row_bytes.type, row)))
-            return builder.inttoptr(moved, row_type.as_pointer())
-
-        rows = [builder.load(address(arguments[0], arguments[1], row), align=1) for row in range(TILE)]
-        low, high = (
-            ir.Constant(index_type, [start + n // 2 + n % 2 * TILE for n in range(TILE)]) for start in (0, TILE // 2)
-        )
-        for _ in range(4):
-            pairs = list(zip(rows[: TILE // 2], rows[TILE // 2 :], strict=True))
-            rows = [builder.shuffle_vector(*pair, mask) for pair in pairs for mask in (low, high)]
-        for row in range(TILE):
-            builder.store(rows[row], address(arguments[2], arguments[3], row), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp, types.uintp, types.uintp), generate
+    with cython.nogil:
+        for frame in range(frames.shape[0]):
+            weigh_rows(
+                cython.address(frames[frame, 0, 0]), frames.shape[2], cython.address(weights[0, 0]), weights.shape[1],
+                cython.address(bounds[0, 0]), weights.shape[0], cython.address(out[frame, 0, 0]),
+            )  # fmt: skip

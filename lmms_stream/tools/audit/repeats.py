@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...versions.numba import compiled
-
 NUM_BANDS, BAND_VALUES = 20, 6
 NUM_HASHES = NUM_BANDS * BAND_VALUES  # values of a sketch, uint16 each: 240 bytes per sample
 LEAST_SIMILARITY = 0.8
 CHARACTERS, TOKENS = 8, 3  # of a piece
+_ROWS = 512  # pieces, or sketches, at a time
 _generator = np.random.default_rng(0)
 _FACTORS = _generator.integers(0, 1 << 31, NUM_HASHES, np.uint32) * np.uint32(2) + np.uint32(1)
 _SHIFTS = _generator.integers(0, 1 << 32, NUM_HASHES, np.uint32)
@@ -43,43 +42,26 @@ class Codes(NamedTuple):
 def sketches_of(samples: Sequence[Codes]) -> NDArray[np.uint16]:
     """Return the sketches of samples, uint16[n, NUM_HASHES]; zeros for a sample without codes."""
     sketches = np.zeros((len(samples), NUM_HASHES), np.uint16)
-    if samples:
-        codes = np.concatenate([each.codes for each in samples]).astype(np.uint32, copy=False)
-        stops = np.cumsum([len(each.codes) for each in samples])
-        sizes = np.array([each.size for each in samples])
-        salts = np.array([each.salt for each in samples], np.uint64)
-        _sketch(codes, stops, sizes, salts, _FACTORS, _SHIFTS, sketches)
+    for sketch, sample in zip(sketches, samples, strict=True):
+        if len(sample.codes):
+            least, hashes = np.full(NUM_HASHES, 0xFFFFFFFF, np.uint32), _hashes(sample)
+            for begin in range(0, len(hashes), _ROWS):
+                values = _FACTORS[:, None] * hashes[begin : begin + _ROWS]
+                values += _SHIFTS[:, None]
+                np.minimum(least, values.min(axis=1), out=least)
+            sketch[:] = least ^ (least >> 16)
     return sketches
 
 
-@compiled
-def _sketch(
-    codes: NDArray[np.uint32],
-    stops: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    salts: NDArray[np.uint64],
-    factors: NDArray[np.uint32],
-    shifts: NDArray[np.uint32],
-    sketches: NDArray[np.uint16],
-) -> None:
-    """Fill sketches of the samples at codes[stops[i - 1] : stops[i]]; a sample shorter than a piece is one piece."""
-    least = np.empty(len(factors), np.uint32)
-    start = np.int64(0)
-    for sample in range(len(stops)):
-        stop, size = stops[sample], sizes[sample]
-        least[:] = np.uint32(0xFFFFFFFF)
-        for first in range(start, max(stop - size + 1, min(start + 1, stop))):
-            piece = np.uint64(0xCBF29CE484222325) ^ salts[sample]
-            for at in range(first, min(first + size, stop)):
-                piece = (piece ^ np.uint64(codes[at])) * np.uint64(0x100000001B3)
-            piece = (piece ^ (piece >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-            hashed = np.uint32(piece >> np.uint64(32))
-            for number in range(len(factors)):
-                least[number] = min(least[number], np.uint32(factors[number] * hashed + shifts[number]))
-        if stop > start:
-            for number in range(len(factors)):
-                sketches[sample, number] = np.uint16(least[number] ^ (least[number] >> np.uint32(16)))
-        start = stop
+def _hashes(sample: Codes) -> NDArray[np.uint32]:
+    """Return the hash of each piece of a sample; a sample shorter than a piece is one piece."""
+    codes, size = sample.codes.astype(np.uint64), min(sample.size, len(sample.codes))
+    pieces = np.full(len(codes) - size + 1, 0xCBF29CE484222325 ^ sample.salt, np.uint64)
+    for at in range(size):
+        pieces ^= codes[at : at + len(pieces)]
+        pieces *= np.uint64(0x100000001B3)
+    pieces = (pieces ^ (pieces >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return (pieces >> np.uint64(32)).astype(np.uint32)
 
 
 def repeated_of(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -108,7 +90,7 @@ def similar_of(sketches: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray
             keys = (keys ^ sketches[known, number]) * np.uint64(0x9E3779B97F4A7C15)
             keys ^= keys >> np.uint64(29)
         order = np.argsort(keys, kind="stable")
-        _compare(sketches, known[order], keys[order], round(LEAST_SIMILARITY * NUM_HASHES), earlier)
+        _compare(sketches, known[order], keys[order], earlier)
     later = np.flatnonzero(earlier >= 0)
     return later, earlier[later]
 
@@ -118,26 +100,17 @@ def similarity(one: NDArray[np.uint16], other: NDArray[np.uint16]) -> float:
     return float((one == other).mean())
 
 
-@compiled
 def _compare(
-    sketches: NDArray[np.uint16],
-    indices: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    least: int,
-    earlier: NDArray[np.int64],
+    sketches: NDArray[np.uint16], indices: NDArray[np.int64], keys: NDArray[np.uint64], earlier: NDArray[np.int64]
 ) -> None:
     """Compare neighbours of equal keys, and write the earliest similar sketch of each."""
-    first = 0
-    for at in range(1, len(indices)):
-        if keys[at] != keys[first]:
-            first = at
-            continue
-        index = indices[at]
-        for other in (indices[first], indices[at - 1]):
-            if 0 <= earlier[index] <= other:
-                continue
-            num_equal = 0
-            for number in range(sketches.shape[1]):
-                num_equal += sketches[index, number] == sketches[other, number]
-            if num_equal >= least:
-                earlier[index] = other
+    is_first = np.diff(keys, prepend=~keys[:1]) != 0
+    later, firsts = np.flatnonzero(~is_first), np.flatnonzero(is_first)
+    for before in (firsts[np.cumsum(is_first)[later] - 1], later - 1):
+        for begin in range(0, len(later), _ROWS):
+            of_rows, others = indices[later[begin : begin + _ROWS]], indices[before[begin : begin + _ROWS]]
+            is_earlier = (earlier[of_rows] < 0) | (others < earlier[of_rows])
+            of_rows, others = of_rows[is_earlier], others[is_earlier]
+            counts = np.count_nonzero(sketches[of_rows] == sketches[others], axis=1)
+            is_similar = counts >= round(LEAST_SIMILARITY * NUM_HASHES)
+            earlier[of_rows[is_similar]] = others[is_similar]

@@ -5,7 +5,7 @@ sources     the datasets of a run -> plans and shards
 described   plans and shards of datasets that do not exist yet, from a few numbers
 needs       mixture + step config -> the shards that each node reads in each step, and their next use
 replay      needs + caches -> downloads
-links       downloads + links -> waiting
+links       compiled loops: reads through a cache; downloads + links -> waiting
 measured    downloads -> figures; memory of a loader worker
 run         simulate(): datasets + cluster -> figures; the same run with other settings, and advice
 page        figures -> tables in a terminal, an HTML page

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...plan.next_use import NOW
 from ...plan.source_ranges import SourceBlock
-from ...versions.numba import compiled
+from .links import use_needed_last
 from .needs import EVERY_NODE, Entered, SimulatedOutlook, StepNeeds
 from .sources import ShardCosts
 
@@ -258,49 +258,3 @@ def share(
     given = np.ones(len(steps), bool)
     given[fetched[~is_anywhere[shards[fetched]]]] = False
     return np.where(given, steps, soonest[shards]), given
-
-
-# The compiled loops of the simulation's caches.
-
-
-@compiled
-def use_needed_last(
-    steps: _Numbers,
-    shards: _Numbers,
-    sizes: _Numbers,
-    limit: int,
-    used_at: NDArray[np.int32],
-    held: NDArray[np.bool_],
-    victims: _Numbers,
-    since: int,
-    used: int,
-    missed: NDArray[np.bool_],
-) -> int:
-    """Read shards through a node's cache of `limit` bytes while the outlook is constant; return the bytes in the cache.
-
-    steps, shards: reads, in order. used_at: int32[num_shards], step of the last read. held: bool[num_shards]. victims:
-    shards without a current need, in order of eviction; a victim read after step `since` stays (`since` precedes all
-    `steps`). After the last victim, the least recently read shard is evicted. used: bytes in the cache. missed: output,
-    reads with a download.
-    """
-    at = 0
-    for number in range(len(shards)):
-        shard = shards[number]
-        missed[number] = not held[shard]
-        if missed[number]:
-            while used + sizes[shard] > limit:
-                while at < len(victims) and (not held[victims[at]] or used_at[victims[at]] > since):
-                    at += 1
-                gone = victims[at] if at < len(victims) else -1
-                if gone < 0:
-                    for other in range(len(sizes)):
-                        if held[other] and (gone < 0 or used_at[other] < used_at[gone]):
-                            gone = other
-                if gone < 0:
-                    break
-                held[gone] = False
-                used -= sizes[gone]
-            held[shard] = True
-            used += sizes[shard]
-        used_at[shard] = steps[number]
-    return used

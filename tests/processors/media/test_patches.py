@@ -103,7 +103,9 @@ def test_patches_of_several_images_are_written_into_one_array() -> None:
     for image, rows in zip(images, (together[:8], together[8:]), strict=True):
         assert to_patches(image, **CUT, **CLIP, out=rows) is rows
     assert np.array_equal(together, np.concatenate([to_patches(image, **CUT, **CLIP) for image in images]))
-    with pytest.raises(ConfigError, match=r"out is float32 \(20, 1176\), expected float32 \(8, 1176\), contiguous"):
+    with pytest.raises(
+        ConfigError, match=r"out is float32 \(20, 1176\), expected float32 \(8, 1176\), contiguous and writable"
+    ):
         to_patches(images[0], **CUT, **CLIP, out=together)
 
 
@@ -113,3 +115,26 @@ def test_a_size_that_patches_do_not_divide_is_an_error() -> None:
             ConfigError, match=r"pixels cannot be cut into patches: both sides must be multiples of .* = 28"
         ):
             to_patches(np.zeros((*shape, 3), np.uint8), **CUT, **CLIP)
+
+
+def test_other_pixels_and_rows_that_cannot_be_written_are_named() -> None:
+    image, rows = noise(1, 28, 56), np.zeros((8, 1176), np.float32)
+    for frames in (image.astype(np.float32), image[0], image[..., :2]):
+        with pytest.raises(
+            ConfigError, match=rf"frames are {frames.dtype} .*, expected uint8 \[frames, height, width, 3"
+        ):
+            to_patches(frames, **CUT, **CLIP)  # type: ignore[arg-type]
+    sealed = rows.copy()
+    sealed.flags.writeable = False
+    for out in (rows.astype(np.float64), rows.repeat(2, 0)[::2], sealed):
+        with pytest.raises(ConfigError, match=rf"out is {out.dtype} \(8, 1176\), expected .* contiguous and writable"):
+            to_patches(image, **CUT, **CLIP, out=out)  # type: ignore[arg-type]
+
+
+def test_frames_in_any_layout_have_the_same_patches() -> None:
+    frames = noise(3, 28, 56)
+    frames.flags.writeable = False
+    expected = to_patches(frames, **CUT, **CLIP)
+    for view in (frames.repeat(2, 2)[:, :, ::2], np.asfortranarray(frames), frames[::-1].copy()[::-1]):
+        assert np.array_equal(to_patches(view, **CUT, **CLIP), expected)
+    assert to_patches(frames[:, :, :0], **CUT, **CLIP).shape == (0, 1176)

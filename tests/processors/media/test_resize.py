@@ -8,6 +8,7 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from lmms_stream.errors import ConfigError
 from lmms_stream.processors.media.resize import Filter, resize
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
@@ -102,6 +103,39 @@ def test_views_and_read_only_pixels_are_resized_too() -> None:
 def test_an_image_of_that_size_is_left_as_it_is() -> None:
     image = noise(50, 60)
     assert resize(image, width=60, height=50) is image
+
+
+def test_other_pixels_and_sides_of_no_pixel_are_named() -> None:
+    image = noise(50, 60)
+    for pixels in (image.astype(np.float32), image[..., :2], image[..., 0], image[:0], image[:, :0]):
+        with pytest.raises(
+            ConfigError, match=rf"an image of {pixels.dtype} \(.* 20 x 30 pixels: expected uint8 \[\.\.\., "
+        ):
+            resize(pixels, width=20, height=30)  # type: ignore[arg-type]
+    for width, height in ((0, 30), (20, 0), (-1, 30)):
+        with pytest.raises(ConfigError, match=f"cannot be resized to {width} x {height} pixels: .* at least a pixel"):
+            resize(image, width=width, height=height)
+
+
+def test_an_image_of_one_pixel_has_the_bits_of_pillow() -> None:
+    image = noise(1, 1)
+    for width, height in ((1, 2), (100, 1), (70, 33)):
+        assert np.array_equal(resize(image, width=width, height=height), by_pillow(image, width, height))
+
+
+@in_long_rounds
+@examples(40)
+@given(
+    old=st.tuples(st.integers(1, 700), st.integers(1, 700)), new=st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    filter=st.sampled_from(("bilinear", "bicubic", "lanczos")), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_images_of_any_size_have_the_bits_of_pillow(
+    old: tuple[int, int], new: tuple[int, int], filter: Filter, seed: int
+) -> None:
+    image = noise(*old, seed=seed)
+    assert np.array_equal(
+        resize(image, width=new[0], height=new[1], filter=filter), by_pillow(image, *new, filter=filter)
+    )
 
 
 @in_long_rounds
