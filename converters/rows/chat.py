@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
 from . import schemas
-from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
+from .content import MEDIA_ROLES, Turn, notes_of, store_content, text_of, tool_calls
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .references import SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind, always
-from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
+from .speakers import CALLERS, ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
 from .vendors import usual_tools
 
 Roles = Mapping[str, str]  # a dataset's name of a speaker -> system, user, assistant or tool
@@ -133,34 +133,36 @@ def exchange(asked: str, answered: str) -> list[Turn]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
 
 
-def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
-    """Record filled keys of messages that neither this module nor most chat templates read.
-
-    Also record media slots that stayed text, unknown speakers, messages without content, and questions repeated in
-    their answers.
-    """
-    turns = list(turns)
-    fields.unread.update(slots_of(turns), empty_of(turns), repeated_in(turns))
+def note_unread(turns: Sequence[Turn], fields: Fields) -> None:
+    """Record filled keys that neither this module nor most chat templates read, unknown speakers, and notes_of."""
+    fields.unread.update(notes_of(turns))
     fields.unread.update(f"{SPEAKER}{turn['role']}" for turn in turns if turn["role"] not in ROLES)
     fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS and is_filled(turn[key]))
 
 
-def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
-    """Return the turn of a message; null fields are left out, except `content`, which keeps its position.
+def turn_of(message: Any, roles: Roles) -> Turn:
+    """Return the turn of a message of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`).
 
-    names: the message's keys -> `role` and `content`.
+    Null fields are left out, except `content`, which keeps its position. The content of a speaker of function calls
+    becomes tool_calls. Unknown roles of OpenAI's messages stay: a chat template may know them.
     """
-    names = names or {}
-    role_name = next((name for name, meant in names.items() if meant == "role"), "role")
-    if not isinstance(message, dict) or not isinstance(message.get(role_name), str):
-        what = "a role" if role_name == "role" else f"{role_name!r}"
-        is_pair = isinstance(message, dict) and role_name == "role" and role_name not in message
+    names = {"from": "role", "value": "content"}
+    if not isinstance(message, dict) or message.get("role") is not None or names.keys().isdisjoint(message):
+        names = {}
+    speaker = message.get("from" if names else "role") if isinstance(message, dict) else None
+    if not isinstance(speaker, str):
+        what = "'from'" if names else "a role"
+        is_pair = isinstance(message, dict) and not names and "role" not in message
         also = ", or name a question and its answer `input` and `output`" if is_pair else ""
         raise DataError(f"a message must be an object with {what}, found {str(message)[:80]!r}: correct the row{also}")
     named = ((names.get(key, key), value) for key, value in message.items())
     turn = {key: value for key, value in named if value is not None or key == "content"}
-    turn |= {"role": role_of(turn["role"], roles), "content": turn.get("content")}
-    turn = with_calls(turn)
+    turn = with_calls(turn | {"role": role_of(speaker, roles), "content": turn.get("content")})
+    if names and turn["role"] not in ROLES:
+        raise DataError(
+            f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: map this role "
+            f"with --roles {turn['role']}=user or {turn['role']}=assistant"
+        )
     for key in DETAILS:
         if key in turn:
             raise DataError(
@@ -176,6 +178,9 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
         )
     if turn["role"] == "assistant" and not all(said.values()):
         turn["learn"] = False
+    if speaker.lower() in CALLERS and turn["role"] == "assistant" and "tool_calls" not in turn:
+        calls = tool_calls(turn["content"], "value" if names else "content")
+        return {**turn, "content": None, "tool_calls": calls}
     return turn
 
 
@@ -208,13 +213,7 @@ def _filled_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**filled, "function": _filled_call(function)} if isinstance(function, Mapping) else filled
 
 
-def check_speakers(messages: Sequence[Any]) -> None:
-    """Raise DataError, with the tags to pass, if another key than `role` names the speakers of messages."""
-    if all(isinstance(each, dict) and each.get("role") is None for each in messages):
-        _check_tags(messages, "role")
-
-
-def _check_tags(messages: Sequence[Mapping[str, Any]], what: str) -> None:
+def check_tags(messages: Sequence[Mapping[str, Any]], what: str) -> None:
     """Raise DataError, with the tags to pass, if messages without a role or content hold them under other keys."""
     if readings := readings_of(messages):
         raise DataError(
@@ -269,7 +268,7 @@ def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None
         listed = unpacked(fields.get("messages")) if "messages" in fields.usual else None
         messages = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         if not any({"content", "value"} & each.keys() for each in messages):
-            _check_tags(messages, "content")
+            check_tags(messages, "content")
         roles = {turn["role"] for turn in turns}
         is_prompt = roles <= {"user", *SYSTEM_ROLES}
         other = "lmms_stream.rl reads rows of prompts" if is_prompt else "say with --roles NAME=assistant who that is"

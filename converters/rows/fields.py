@@ -51,7 +51,9 @@ class Fields:
         column = self.column(role)
         value = None if column is None else value_at(self.values, column)
         if role == "messages" and isinstance(value, dict):
-            value = _objects_of(value)
+            lists = list(value.values())  # `datasets` stores a list of objects in an object of equally long lists
+            if lists and all(isinstance(each, list) and len(each) == len(lists[0]) for each in lists):
+                value = [dict(zip(value, each, strict=True)) for each in zip(*lists, strict=True)]
         return None if _is_missing(value) else value
 
     def text(self, role: str) -> str:
@@ -111,18 +113,6 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
     outer, _, inner = column.partition(".")
     nested = values.get(outer)
     return value_at(nested, inner) if isinstance(nested, Mapping) else None
-
-
-def _objects_of(lists: Mapping[str, Any]) -> Any:
-    """Return a list of objects that `datasets` stores in an object of equally long lists; other objects unchanged.
-
-    >>> _objects_of({"from": ["human", "gpt"], "value": ["a", "b"]})
-    [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
-    """
-    columns = list(lists.values())
-    if not columns or not all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
-        return lists
-    return [dict(zip(lists, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 def _is_missing(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -117,7 +117,7 @@ class Mapper:
 
     def any_holds_media(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether one of these rows refers to media."""
-        named = [each for row in rows if not isinstance(each := or_error(_usually_named, row, self.options), DataError)]
+        named = _usual_rows(rows, self.options)
         return any_holds_media(named, self.kind, options=self.options, found=self.found)
 
     @property
@@ -165,14 +165,13 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
     if info is not None:
         info.check_columns(names)
-    made = [or_error(_usually_named, row, options) for row in rows]
-    found = [each for each in made if not isinstance(each, DataError)]
+    found = _usual_rows(rows, options)
     if not found:
-        raise next(each for each in made if isinstance(each, DataError))
+        _usually_named(rows[0], options)  # raises
     try:
         mapper = _find(found, options)
     except UndecidedError as error:
-        raise decided(error, rows, options, _find_usual) from None
+        raise decided(error, rows, options, lambda rows, tried: _find(_usual_rows(rows, tried), tried)) from None
     if info is not None:
         return replace(mapper, names=filled_names(rows), description=info.describe(names, kept=list(mapper.kept)))
     forms = [] if found == list(rows) or options.tags else [or_error(usual_row, row) for row in rows]
@@ -181,10 +180,10 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     return replace(mapper, names=filled_names(rows), description=description)
 
 
-def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """Return the mapper; raise UndecidedError."""
+def _usual_rows(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> list[Mapping[str, Any]]:
+    """Return the rows with the usual names of columns and keys, without rows that do not fit."""
     named = [or_error(_usually_named, row, options) for row in rows]
-    return _find([row for row in named if not isinstance(row, DataError)], options)
+    return [row for row in named if not isinstance(row, DataError)]
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
@@ -193,8 +192,7 @@ def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping
     if info is None and options.tags:
         return untagged(values, options.tags)
     if info is None:
-        is_asked = options.kind or options.columns or options.keep
-        return values if is_asked else usual_row(values)[0]
+        return values if options.kind or options.columns or options.keep else usual_row(values)[0]
     row = info.align(values)
     others = values.keys() - row.keys() - set(info.columns.values()) if options.keep else ()
     return {**row, **{name: values[name] for name in values if name in others}}
@@ -234,16 +232,28 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         for name, encoding in kept_names.items()
     }
     check_texts(rows, found)
-    heads = [head_of(column, names) for column in read]
+    heads = dict.fromkeys(head_of(column, names) for column in read)
     left = [name for name in names if name not in {*read, *kept, *heads}]
-    left += _nested_left(rows, read, set(heads) - {*read, *kept})
+    partly_read = [name for name in heads if name not in {*read, *kept}]  # objects with other members
+    inner = dict.fromkeys(
+        f"{head}.{name}"
+        for head in partly_read
+        for row in rows
+        if isinstance(row.get(head), Mapping)
+        for name in row[head]
+    )
+    left += [name for name in inner if not any(f"{each}.".startswith(f"{name}.") for each in read)]
     if options.kind is None and options.dataset_info is None:
         asked, answers = found.get("messages"), [name for name in left if name.lower().startswith(ANSWERS)]
         if kind.name in ("messages", "sharegpt") and asked and not answers and only_asks(rows, asked):
             raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
         check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
-    description = _describe(kind, found, kept, left, names)
+    reads = ", ".join(f"{name} as {role}" if name != role else name for role, name in found.items())
+    absent = {name: ", in none of the first rows" for name in kept if name not in names}
+    keeps = ", ".join(f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept)
+    parts = (("reads", reads), ("keeps", keeps), ("leaves out", ", ".join(left)))
+    description = "; ".join([kind.name, *(f"{verb} {columns}" for verb, columns in parts if columns)])
     return Mapper(
         kind=kind,
         options=options,
@@ -254,14 +264,6 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         synonyms=synonyms,
         left=left,
     )
-
-
-def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: Collection[str]) -> list[str]:
-    """Return the names, with dots, of unread members of objects of which other members are read."""
-    found = [
-        f"{head}.{inner}" for row in rows for head in heads if isinstance(row.get(head), Mapping) for inner in row[head]
-    ]
-    return [name for name in dict.fromkeys(found) if not any(f"{each}.".startswith(f"{name}.") for each in read)]
 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
@@ -294,12 +296,10 @@ def _kept_names(
 ) -> dict[str, str | None]:
     """Return the columns to keep -> the user's encoding (COLUMN:json, COLUMN:ndarray:int32), or None."""
     keeps_all = not kind.columns  # a kind without read columns keeps all columns by default
-    kept: dict[str, str | None]
-    if isinstance(options.keep, bool):
-        kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}
+    if options.keep is True or (keeps_all and not options.keep):
+        kept: dict[str, str | None] = {name: None for name in names if name not in read}
     else:
-        asked = list(options.keep) or (list(names) if keeps_all else [])
-        kept = dict(named_encoding(text, names) for text in asked)
+        kept = dict(named_encoding(text, names) for text in options.keep or ())
     absent = [name for name, encoding in kept.items() if name not in names and encoding not in ("json", "bytes")]
     if absent:
         raise DataError(
@@ -313,20 +313,6 @@ def _kept_names(
             "column in the source"
         )
     return kept
-
-
-def _describe(
-    kind: RowKind, read: Mapping[str, str], kept: Mapping[str, str], left: Sequence[str], names: Sequence[str]
-) -> str:
-    said = [kind.name]
-    if read:
-        said.append("reads " + ", ".join(f"{name} as {role}" if name != role else name for role, name in read.items()))
-    if kept:
-        absent = {name: ", in none of the first rows" for name in kept if name not in names}
-        said.append("keeps " + ", ".join(f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept))
-    if left:
-        said.append(f"leaves out {', '.join(left)}")
-    return "; ".join(said)
 
 
 # Columns without values in the first rows, which decide the reading, and with values in a later row. Pure.
@@ -375,9 +361,8 @@ def each_answer(sample: Sample) -> Iterator[Sample]:
     stored = json.loads(sample["messages"])
     messages = stored["messages"] if isinstance(stored, dict) else stored
     for index, message in enumerate(messages):
-        if message["role"] != "assistant" or not message.get("learn", True):
-            continue
-        if not (message.get("content") or message.get("tool_calls")):
+        is_answer = message["role"] == "assistant" and (message.get("content") or message.get("tool_calls"))
+        if not is_answer or not message.get("learn", True):
             continue
         earlier = [{**each, "learn": False} if each["role"] == "assistant" else each for each in messages[:index]]
         chat = [*earlier, message]

@@ -25,12 +25,11 @@ def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> di
     for name in names:
         of_name = _OF_WEB.fullmatch(name)
         kinds = {
-            of_name[1].lower() if of_name and all(map(_is_on_web, references_of(row[name]))) else _media_kind(row[name])
+            of_name[1].lower() if of_name and _are_on_web(row[name]) else _media_kind(row[name])
             for row in rows
             if name in row and is_filled(row[name])
         }
-        kind = kinds.pop() if len(kinds) == 1 else None
-        if kind is not None and name not in _NO_MEDIA:
+        if len(kinds) == 1 and name not in _NO_MEDIA and (kind := kinds.pop()):
             found[name] = kind
     return found
 
@@ -59,15 +58,10 @@ def check_media_columns(
         return
     named = {MEDIA_ROLES[media]: name for name, media in reversed(found.items())}
     are = f"columns {', '.join(found)} hold" if len(found) > 1 else f"column {next(iter(found))} holds"
-    raise UndecidedError(
-        f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}, and the rows would be {kind.name} without "
-        "them",
-        [
-            Choice(columns=named),
-            Choice(keep=tuple(found), why="kept as they are"),
-            Choice(kind=kind.name, why="leaves them out"),
-        ],
-    )
+    what = f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}"
+    kept, left_out = Choice(keep=tuple(found), why="kept as they are"), Choice(kind=kind.name, why="leaves them out")
+    choices = [Choice(columns=named), kept, left_out]
+    raise UndecidedError(f"{what}, and the rows would be {kind.name} without them", choices)
 
 
 def any_holds_media(
@@ -105,8 +99,8 @@ def _holds(value: Any, medium: Any) -> bool:
     return value is medium or (isinstance(value, list | tuple) and any(_holds(each, medium) for each in value))
 
 
-def _is_on_web(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(("http://", "https://"))
+def _are_on_web(value: Any) -> bool:
+    return all(isinstance(each, str) and each.startswith(("http://", "https://")) for each in references_of(value))
 
 
 def _media_kind(value: Any) -> str | None:

@@ -22,7 +22,7 @@ from .media_columns import media_columns
 from .options import SchemaOptions
 from .preference_kinds import is_verdict
 from .row_kind import Choice, UndecidedError
-from .side_columns import ANSWERS, CHOICES, choices_in, choices_unread
+from .side_columns import ANSWERS, CHOICES, choices_unread
 from .speakers import USUAL_ROLES, readings_of, readings_said
 
 # Pairs of names with a single meaning: a question and its answer. For other names, the user decides.
@@ -77,17 +77,16 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
         found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
     by_map = "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep"
-    if alternatives := choices_in(rows):
-        what, _, rest = choices_unread(alternatives)
+    if alternatives := choices_unread(rows):
+        what, _, rest = alternatives
         return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
     judged = next((name for name in names if "reward_model" in names and _asks_alone(rows, name)), None)  # verl's rows
     if asked := judged or _prompts_in(rows, names):
         return UndecidedError(f"{found}: column {asked} {PROMPTS}", (), by_map)
     choices = {str(choice): choice for choice in _choices(rows, names)}
-    roles = (
-        "name columns by their roles with --columns (prompt, response, messages, text, chosen, rejected, images, …), "
-    )
-    return UndecidedError(found, [*choices.values()], by_map if choices else f"{roles}{by_map}")
+    roles = "prompt, response, messages, text, chosen, rejected, images, …"
+    by_name = "" if choices else f"name columns by their roles with --columns ({roles}), "
+    return UndecidedError(found, [*choices.values()], f"{by_name}{by_map}")
 
 
 def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choice | None:
@@ -111,7 +110,7 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     ranked = sorted(media.items(), key=lambda each: each[0].endswith("id"))  # a path before the name of a file
     roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(ranked) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
-    asked, prompts = _like(texts, _ASKED), _lists_of_prompts(rows)
+    asked, prompts = _like(texts, _ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
     for pair in _compared(rows, names):
         yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
     for columns, tags in _conversations(rows, names):
@@ -127,8 +126,11 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     for one, other in pairs:  # a label next to unknown names need not judge an answer
         no_label = {"label": ""} if is_judged and not asked else {}
         yield Choice(columns={**roles, "prompt": one, "response": other, **no_label})
-    if not pairs:
-        yield from _misspelt(names)
+    for kind in () if pairs else KINDS.values():  # names that are nearly usual
+        near = {role: _like(names, usual) for role, usual in kind.needs.items()}
+        if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
+            columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
+            yield Choice(columns=columns) if columns else Choice(kind=kind.name)
     document = _like(texts, _TEXTS)
     if document and len(texts) > 1 and not asked:
         listed = [name for name in texts if name != document and not _NO_ANSWER.search(name)]
@@ -144,17 +146,10 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     captions = [name for name in texts if not (_NO_ANSWER.search(name) or _is_same(rows, name))]
     if has_media and len(captions) == 1 and captions[0].lower() not in QUESTIONS:
         yield Choice(columns={**roles, "text": captions[0]})
-    elif len(texts) == 1 and not has_media and not asked and not prompts and not _holds_objects(rows):
-        yield Choice(columns={"text": texts[0]})
-
-
-def _holds_objects(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether lists or objects next to texts may hold answers; metadata does not."""
-    return any(
-        isinstance(value, (list, dict)) and bool(value) and not _METADATA.search(name)
-        for row in rows
-        for name, value in row.items()
-    )
+    elif len(texts) == 1 and not has_media and not asked and not prompts:
+        others = (each for row in rows for each in row.items() if not _METADATA.search(each[0]))
+        if not any(isinstance(value, (list, dict)) and value for _, value in others):  # which may hold answers
+            yield Choice(columns={"text": texts[0]})
 
 
 def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -209,15 +204,6 @@ def _length(rows: Sequence[Mapping[str, Any]], name: str) -> int:
     return sum(len(str(value_at(row, name) or "")) for row in rows)
 
 
-def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
-    """Yield the columns of kinds with nearly the same names."""
-    for kind in KINDS.values():
-        near = {role: _like(names, usual) for role, usual in kind.needs.items()}
-        if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
-            columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
-            yield Choice(columns=columns) if columns else Choice(kind=kind.name)
-
-
 def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
     """Return the name equal to a usual name, or else nearly equal."""
     lower = {name.rpartition(".")[2].lower(): name for name in reversed(names)}
@@ -262,16 +248,11 @@ def _conversations(
             yield from (({"messages": name}, tags) for tags in readings_of(listed))
 
 
-def _lists_of_prompts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of messages without an answer, also of members of objects."""
-    return [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
-
-
 def _prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
     """Return the only column of texts if the column holds questions, or messages without an answer."""
-    texts, listed = _texts(rows, names), _lists_of_prompts(rows)
-    if listed:
-        return None if _like(texts, _ANSWERED) else listed[0]
+    texts = _texts(rows, names)
+    if asks := next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None):
+        return None if _like(texts, _ANSWERED) else asks
     is_alone = not any(isinstance(unpacked(value), (list, dict)) and value for value in rows[0].values())
     return texts[0] if is_alone and len(texts) == 1 and texts[0].lower() in QUESTIONS else None
 
@@ -374,15 +355,13 @@ def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: S
         left, sample, num_rejects = proof
         out = [", ".join(left)] if left and not choice.why else []
         out += [f"{num_rejects} of the first {min(len(rows), PROVED_ROWS)} rows"] if num_rejects else []
-        notes = [*filter(None, [choice.why]), *([f"leaves out {' and '.join(out)}"] if out else [])]
+        notes = ", ".join(filter(None, [choice.why, f"leaves out {' and '.join(out)}" if out else ""]))
         skip = " --on-error skip" if num_rejects else ""
-        note = f" ({', '.join(notes)})" if notes else ""
-        said.append(f"{_words(choice, options)}{skip}{note}")
+        said.append(f"{_words(choice, options)}{skip}{notes and f' ({notes})'}")
         shown = shown if len(said) > 1 else shown_sample(sample)
     rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")
-    remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([rest] if rest else [])]
-    example = f"; the first gives {shown}" if shown else ""
-    return DataError(f"{error}: {', or '.join(remedies)}{example}")
+    remedies = ", or ".join(filter(None, [f"pass {', or '.join(said)}" if said else "", rest]))
+    return DataError(f"{error}: {remedies}{shown and f'; the first gives {shown}'}")
 
 
 def shown_sample(sample: Sample) -> str:
@@ -390,22 +369,22 @@ def shown_sample(sample: Sample) -> str:
     if "messages" not in sample:
         return f"text {_shown(sample['text'])}" if "text" in sample else ""
     stored = json.loads(sample["messages"])
-    named = stored if isinstance(stored, Mapping) else {"": stored}
+    parts = {"": stored} if isinstance(stored, list) else {name: stored[name] for name in stored if name != "tools"}
     said = []
-    for name, turns in named.items():
-        if isinstance(turns, list) and name != "tools":
-            before = f"{name} " if name not in ("", "messages") else ""
-            said += [f"{before}{turn['role']}: {_shown(_content(turn))}" for turn in turns[:4]]
-        elif isinstance(turns, str):
-            said.append(f"{name} {_shown(turns)}")
+    for name, turns in parts.items():
+        before = f"{name} " if name not in ("", "messages") else ""
+        for turn in turns[:4] if isinstance(turns, list) else ():
+            shown = _shown(text_and_slots(turn["content"]) or turn.get("tool_calls"))
+            said.append(f"{before}{turn['role']}: {shown}")
+        said += [f"{name} {_shown(turns)}"] if isinstance(turns, str) else []
     return ", ".join(said)
 
 
-def _content(turn: Mapping[str, Any]) -> Any:
-    content = turn.get("content")
-    if isinstance(content, list):
-        return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
-    return content if content else turn.get("tool_calls")
+def text_and_slots(content: Any) -> str:
+    """Return the texts of stored content, with a slot for each medium."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
 
 
 def _shown(value: Any) -> str:

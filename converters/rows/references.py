@@ -74,8 +74,16 @@ class SampleMedia:
         known: Kind = "image" if kind == "image" else "audio" if kind == "audio" else "video"
         try:
             mime = mime_type(data, known)
-            data, facts = self._fit(data, known)
-            interval = _interval(said, facts) if isinstance(facts, VideoFacts) else {}
+            facts: Facts | None = None
+            if kind == "image":
+                data, facts = fit_image(data, max_pixels=self._max_image_pixels)
+            if facts is None or self._check == "decode":
+                facts = (checked_facts if self._check == "decode" else facts_of)(data, known)
+            is_video = isinstance(facts, VideoFacts)
+            seconds = [(name, each[name]) for each in said for name in INTERVAL_KEYS if is_video and name in each]
+            interval = {name: value for name, value in seconds if value is not None}
+            if isinstance(facts, VideoFacts) and (read := interval_of(interval)) is not None:
+                read.frames(facts)  # DataError for an interval without frames
         except DataError as error:
             raise DataError(f"{kind} {shown(reference)}: {error}") from error
         sound = sound_to_store(data) if kind == "video" else {}
@@ -85,14 +93,6 @@ class SampleMedia:
         if self._size > MAX_MEDIA_BYTES:
             raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
         return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **sound, **interval}
-
-    def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
-        """Return the bytes to store of a medium, and their facts."""
-        if kind == "image":
-            data, facts = fit_image(data, max_pixels=self._max_image_pixels)
-            if self._check == "header":
-                return data, facts
-        return data, facts_of(data, kind) if self._check == "header" else checked_facts(data, kind)
 
     def read(self, reference: Any) -> bytes:
         """Return the bytes of a reference, of any kind; DataError for the reasons of `add`."""
@@ -114,15 +114,6 @@ class SampleMedia:
         if looks_like_base64(reference):
             return _decode(reference, reference)
         return _read_file(reference, self._root)
-
-
-def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str, Any]:
-    """Return the seconds of a video to read, unchanged; DataError for an interval without frames."""
-    found = {name: each[name] for each in said for name in INTERVAL_KEYS if each.get(name) is not None}
-    interval = interval_of(found)
-    if interval is not None:
-        interval.frames(video)
-    return found
 
 
 def is_data(reference: Any) -> bool:

@@ -51,21 +51,16 @@ _SPEAKERS = ("user", "assistant", "prompter")
 _RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
 
 
-def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the first filled column of choices in the rows; for columns of one choice each, three names."""
+def choices_unread(rows: Iterable[Mapping[str, Any]]) -> _Found | None:
+    """Return the error about the first filled column of choices in the rows, or about columns of one choice each."""
     for row in rows:
-        if name := next((name for name in CHOICES if is_filled(row.get(name))), None):
-            return name
-        if names := columns_of_choices(row):
-            return f"{', '.join([*names.values()][:3])}, …"
+        name = next((f"column {name} holds" for name in CHOICES if is_filled(row.get(name))), None)
+        columns = [*columns_of_choices(row).values()]
+        if name or columns:
+            are = name or f"columns {', '.join(columns[:3])}, … hold"
+            rest = f"write the choices into the question and the chosen one into the answer, {_BY_MAP}"
+            return f"{are} what the answer is chosen from, and no kind reads it", (), rest
     return None
-
-
-def choices_unread(name: str) -> _Found:
-    """Return the error about unread choices."""
-    are = f"columns {name} hold" if ", " in name else f"column {name} holds"
-    rest = f"write the choices into the question and the chosen one into the answer, {_BY_MAP}"
-    return f"{are} what the answer is chosen from, and no kind reads it", (), rest
 
 
 def check_side_columns(
@@ -84,14 +79,15 @@ def check_side_columns(
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
-    checks = (
-        _rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker,
-        _of_each_row,
-    )  # fmt: skip
+    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker)
     for check in checks:
-        if (found_out := check(read)) is not None:
-            what, choices, rest = found_out
+        if (loss := check(read)) is not None:
+            what, choices, rest = loss
             raise UndecidedError(what, [*choices, Choice(kind=kind.name)], rest)
+    for row in rows:
+        if (said := each_row_loses(row, kind.name, row.keys() - {*read.left})) is not None:
+            what, _, rest = said.partition(": ")
+            raise UndecidedError(what, [Choice(kind=kind.name)], rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,31 +116,28 @@ class _Read:
 
         White space is ignored.
         """
-        read = [_words(each) for name in self.found.values() if isinstance(each := row.get(name), str) and each]
-        role = _ASKED.get(self.kind, (self.kind,))[0]
-        asked = row.get(self.found.get(role, ""))
-        is_rendered = isinstance(value, str) and value.startswith(_RENDERED)
-        if is_rendered or (isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value)):
+        asked = row.get(self.found.get(_ASKED.get(self.kind, (self.kind,))[0], ""))
+        if isinstance(value, str) and value.startswith(_RENDERED):
             return True
-        longest = _words(_longest(value))
-        return bool(longest) and any(longest in each for each in read)
+        if isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value):
+            return True
+        longest, texts = _words(_longest(value)), (row.get(name) for name in self.found.values())
+        return bool(longest) and any(longest in _words(text) for text in texts if isinstance(text, str))
 
 
 def _rejected(read: _Read) -> _Found | None:
-    """Describe rejected answers in columns left out, next to answers read."""
     asked, answered = (read.found.get(role) for role in _ASKED.get(read.kind, ("", "")))
     said = read.found.get("messages")
     if read.kind in ("preference", "kto") or not (answered or said):
         return None
     names = [name for name in read.left if "rejected" in name.lower() and name != "rejected"]  # see check_pairs
     for name, value, _ in read.values(names):
-        value = unpacked(value)
-        if not isinstance(value, str) and not (isinstance(value, list) and _longest(value)):
-            continue
-        pair = {"prompt": None if said else asked, "chosen": said or answered, "rejected": name}
-        rest = f"write the two answers into columns chosen and rejected, {_BY_MAP}"
-        choices = [Choice(columns={role: column for role, column in pair.items() if column})]
-        return f"column {name} holds worse answers than those that are read", choices, rest
+        listed = unpacked(value)
+        if isinstance(listed, str) or (isinstance(listed, list) and _longest(listed)):
+            pair = {"prompt": None if said else asked, "chosen": said or answered, "rejected": name}
+            choices = [Choice(columns={role: column for role, column in pair.items() if column})]
+            rest = f"write the two answers into columns chosen and rejected, {_BY_MAP}"
+            return f"column {name} holds worse answers than those that are read", choices, rest
     return None
 
 
@@ -155,17 +148,17 @@ def _choices(read: _Read) -> _Found | None:
     for row in read.rows:
         listed = {name: row[name] if isinstance(row[name], list) else [row[name]] for name in read.left if name in row}
         unread.append({name: row[name] for name in listed if not all(read.is_said(one, row) for one in listed[name])})
-    return choices_unread(name) if (name := choices_in(unread)) else None
+    return choices_unread(unread)
 
 
 def _index(read: _Read) -> _Found | None:
     """Describe answers that are numbers of texts in a column left out."""
     answered = read.found.get(_ASKED.get(read.kind, ("", ""))[1], "")
-    numbers = [(row, number) for row in read.rows if (number := _whole_number(row.get(answered))) is not None]
-    if not numbers or len(numbers) < sum(is_filled(row.get(answered)) for row in read.rows):
+    rows = [row for row in read.rows if is_filled(row.get(answered))]
+    if not rows or not all(re.fullmatch(r"\d{1,3}", str(row[answered]), re.ASCII) for row in rows):
         return None
     for name in read.left:
-        lists = [(unpacked(row.get(name)), number) for row, number in numbers]
+        lists = [(unpacked(row.get(name)), int(row[answered])) for row in rows]
         if all(
             isinstance(texts, list) and len(texts) > 1 and {*map(type, texts)} == {str} and number <= len(texts)
             for texts, number in lists
@@ -173,11 +166,6 @@ def _index(read: _Read) -> _Found | None:
             what = f"column {answered} holds numbers, which are those of texts in column {name}"
             return what, (), f"write the text in place of its number, {_BY_MAP}"
     return None
-
-
-def _whole_number(value: Any) -> int | None:
-    text = str(value)
-    return int(text) if not isinstance(value, bool) and text.isascii() and text.isdecimal() and len(text) < 4 else None
 
 
 def _context(read: _Read) -> _Found | None:
@@ -209,7 +197,6 @@ def _context(read: _Read) -> _Found | None:
 
 
 def _worked(read: _Read) -> _Found | None:
-    """Describe worked solutions that are left out and longer than the answers read."""
     role = _ASKED.get(read.kind, ("", ""))[1]
     answered = read.found.get(role)
     if read.kind not in ("question-answer", "prompt-response", "alpaca") or role in read.columns or answered is None:
@@ -245,13 +232,12 @@ def _question(read: _Read) -> _Found | None:
 
 def _answer(read: _Read) -> _Found | None:
     """Describe answers left out, next to messages or a dialog ending with the user."""
-    asks = {"messages": _ends_with_user, "sharegpt": _ends_with_user, "dialog": _is_odd}.get(read.kind)
-    if asks is None:
+    if read.kind not in ("messages", "sharegpt", "dialog"):
         return None
     asked = read.found["dialog" if read.kind == "dialog" else "messages"]
-    answers = [name for name in read.left if name.lower().startswith(ANSWERS)]
-    filled = read.values(answers)
-    names = list(dict.fromkeys(name for name, value, row in filled if isinstance(value, str) and asks(row.get(asked))))
+    filled = read.values(name for name in read.left if name.lower().startswith(ANSWERS))
+    answers = (name for name, value, row in filled if isinstance(value, str) and _ends_with_user(row.get(asked)))
+    names = list(dict.fromkeys(answers))
     if not names:
         return None
     choices = [] if read.kind == "dialog" else [Choice(columns={"prompt": asked, "response": each}) for each in names]
@@ -287,14 +273,6 @@ def _speaker(read: _Read) -> _Found | None:
     return what, (), "join the messages of a conversation to one row first"
 
 
-def _of_each_row(read: _Read) -> _Found | None:
-    for row in read.rows:
-        if (said := each_row_loses(row, read.kind, row.keys() - {*read.left})) is not None:
-            what, _, rest = said.partition(": ")
-            return what, (), rest
-    return None
-
-
 def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> None:
     """Raise DataError for a row whose meaning would change without a column, regardless of other rows.
 
@@ -306,33 +284,22 @@ def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> 
 
 def each_row_loses(row: Mapping[str, Any], kind: str, read: Collection[str]) -> str | None:
     """Return the error for a row whose meaning would change without a column; None for other rows."""
+    held = {name: row[name] for name in row if name in OF_EACH_ROW and name not in read}
     if kind == "tokens":
-        return next(
-            (said for name in _BOUNDS.keys() & row.keys() if name not in read and (said := _packs(row, name))), None
-        )
-    return None if "chat_template_kwargs" not in row or "chat_template_kwargs" in read else _template_settings(row)
-
-
-def _template_settings(row: Mapping[str, Any]) -> str | None:
-    """Describe settings of the chat template per row, in TRL's form, for chats; true and null are the default."""
-    name = "chat_template_kwargs"
-    settings = list(row[name].values()) if isinstance(row[name], Mapping) else []
-    if not any(is_filled(each) and each is not True for each in settings):
+        for name, is_of_several in _BOUNDS.items():
+            if (numbers := _numbers(held.get(name))).size and is_of_several(numbers):
+                return (
+                    f"column {name} says that a row of tokens holds several samples, which would be read as a single "
+                    f"sample: make a row of each sample, {_BY_MAP}"
+                )
+        return None
+    settings = held.get("chat_template_kwargs")  # in TRL's form; true and null are the default
+    values = settings.values() if isinstance(settings, Mapping) else ()
+    if not any(is_filled(value) and value is not True for value in values):
         return None
     return (
-        f"column {name} holds settings of the chat template for each row (tools, a system prompt, …), and nothing "
-        f"reads it: write them into the messages and the column tools, {_BY_MAP}"
-    )
-
-
-def _packs(row: Mapping[str, Any], name: str) -> str | None:
-    """Describe a row with tokens of several samples: a row of tokens must be a single sample."""
-    numbers = _numbers(row[name])
-    if not numbers.size or not _BOUNDS[name](numbers):
-        return None
-    return (
-        f"column {name} says that a row of tokens holds several samples, which would be read as a single sample: make "
-        f"a row of each sample, {_BY_MAP}"
+        "column chat_template_kwargs holds settings of the chat template for each row (tools, a system prompt, …), and "
+        f"nothing reads it: write them into the messages and the column tools, {_BY_MAP}"
     )
 
 
@@ -362,15 +329,13 @@ OF_EACH_ROW = frozenset({*_BOUNDS, "chat_template_kwargs"})  # columns that chec
 
 
 def _ends_with_user(value: Any) -> bool:
+    """Return whether messages end with the user's, or texts by turns have an odd number."""
     messages = unpacked(value)
     last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, str):
+        return len(messages) % 2 == 1
     speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
     return isinstance(speaker, str) and usual_role(speaker) == "user"
-
-
-def _is_odd(value: Any) -> bool:
-    texts = unpacked(value)
-    return isinstance(texts, list) and len(texts) % 2 == 1
 
 
 def _words(text: str) -> str:
