@@ -69,7 +69,6 @@ def chat_kind(
     read_turns: returns the turns of a row, without the system prompt in a column. media_in_front: media without a slot
     in a text come before the first text of the user; otherwise they are an error.
     """
-    read = partial(_read_chat, read_turns=read_turns, media_in_front=media_in_front)
     return RowKind(
         name=name,
         needs=needs,
@@ -77,7 +76,7 @@ def chat_kind(
         accepts=accepts,
         needs_text=needs_text,
         schema=schemas.MESSAGES,
-        read=read,
+        read=partial(_read_chat, read_turns=read_turns, media_in_front=media_in_front),
         read_simple=read_simple,
     )
 
@@ -110,14 +109,12 @@ def json_of(stored: Any) -> str:
         if _holds_nan(stored):
             raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
         return orjson.dumps(stored).decode()
-    except (TypeError, RecursionError) as error:
-        reason = error
-    try:  # integers of more than 64 bits, which orjson rejects
-        text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"the messages hold what JSON cannot ({reason}): correct or remove the row") from error
-    return text
+    except (TypeError, RecursionError) as reason:
+        try:  # integers of more than 64 bits, which orjson rejects
+            text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return text.encode().decode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"the messages hold what JSON cannot ({reason}): correct or remove the row") from error
 
 
 def _holds_nan(value: Any) -> bool:
@@ -163,12 +160,11 @@ def turn_of(message: Any, roles: Roles) -> Turn:
             f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: map this role "
             f"with --roles {turn['role']}=user or {turn['role']}=assistant"
         )
-    for key in DETAILS:
-        if key in turn:
-            raise DataError(
-                f"a message has {key!r}, which names parts to train on, but a message is trained on as a whole: make "
-                "each part a message, with train true or false, or remove the field"
-            )
+    if detail := next((key for key in DETAILS if key in turn), None):
+        raise DataError(
+            f"a message has {detail!r}, which names parts to train on, but a message is trained on as a whole: make "
+            "each part a message, with train true or false, or remove the field"
+        )
     said = {key: turn.pop(key) for key in LOSS_FIELDS if key in turn}
     wrong = next((key for key, value in said.items() if not isinstance(value, (int, float)) or value not in (0, 1)), "")
     if wrong:
@@ -193,8 +189,8 @@ def with_calls(message: Turn) -> Turn:
         called = message.get(key)
         if isinstance(called, str):
             called = parse_json(called, key) if called else None
-            others = {name: value for name, value in message.items() if name != key}
-            message = others if called is None else {**message, key: called}
+            read = {**message, key: called}
+            message = {name: value for name, value in read.items() if name != key or called is not None}
         are_calls = isinstance(called, list) and all(isinstance(call, Mapping) for call in called)
         if key == "tool_calls" and called is not None and not are_calls:
             raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
@@ -233,14 +229,11 @@ def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[T
     own = fields.text("system") if own is not None and not isinstance(own, str) else own
     said = [text_of(turn["content"]).strip() for turn in turns if turn["role"] in SYSTEM_ROLES]
     if said and own is not None and own.strip() not in said:
-        column = fields.column("system")
         raise DataError(
-            f"column {column!r} holds a system prompt, and a message holds another: keep one of them, or pass "
-            "--columns system= to leave the column out"
+            f"column {fields.column('system')!r} holds a system prompt, and a message holds another: keep one of them, "
+            "or pass --columns system= to leave the column out"
         )
-    if said:
-        return turns
-    prompt = own or default
+    prompt = None if said else own or default
     return [{"role": "system", "content": prompt}, *turns] if prompt else turns
 
 
@@ -250,9 +243,8 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
     if value is None or value in ("", [], "[]"):
         return []
     tools = fields.items("tools", "tools")
-    for tool in tools:
-        if not isinstance(tool, dict):
-            raise DataError(f"a tool must be an object, its JSON schema, found {str(tool)[:80]!r}: correct the row")
+    if wrong := [tool for tool in tools if not isinstance(tool, dict)]:
+        raise DataError(f"a tool must be an object, its JSON schema, found {str(wrong[0])[:80]!r}: correct the row")
     return usual_tools(tools, column=fields.column("tools"))
 
 

@@ -68,26 +68,26 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
             turn["content"] = turn["content"].replace("<image>", "<video>")
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
-        num_slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
-        if references and not num_slots and _are_same(references, held, kind):
-            waiting = {**waiting, kind: []}
+        slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
+        if references and not slots and _are_same(references, held, kind):
             continue
         first = next((turn for turn in split if turn["role"] == "user"), None)
-        if in_front and first and references and not num_slots:
-            slots = [{"type": kind}] * len(references)
+        if in_front and first and references and not slots:
+            slots = [{"type": kind} for _ in references]
             first["content"] = slots + [part for part in _listed(first["content"]) if part != _text("")]
-        elif num_slots != len(references):
-            remedy = "correct the row" if num_slots or held else f"write <{kind}> where each belongs"
+        elif len(slots) != len(references):
+            remedy = "correct the row" if slots or held else f"write <{kind}> where each belongs"
             raise DataError(
-                f"{num_slots} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
+                f"{len(slots)} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
                 f"{len(references)} {MEDIA_ROLES[kind]}{f' (messages hold {len(held)} others)' if held else ''}: "
                 f"{remedy}, or pass --columns {MEDIA_ROLES[kind]}= to leave them out"
             )
-    nexts = {kind: iter(references) for kind, references in waiting.items()}
+        for slot, reference in zip(slots, references, strict=True):
+            slot[kind] = reference
     for turn in split:
         check_values(turn)
         if isinstance(turn["content"], list):
-            turn["content"] = [_store(part, nexts, media) for part in turn["content"]]
+            turn["content"] = [_store(part, media) for part in turn["content"]]
     return split
 
 
@@ -146,8 +146,6 @@ def _with_own_media(turn: Turn) -> Turn:
     named = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if name in turn}
     held = {name: references_of(turn[name]) if is_filled(turn[name]) else [] for name in named}
     names = {name: kind for name, kind in named.items() if not held[name] or any(map(_may_lead_to_media, held[name]))}
-    if not names:
-        return turn
     own = {kind: held[name] for name, kind in names.items() if held[name]}
     left = {key: value for key, value in turn.items() if key not in names}
     if not own:
@@ -155,8 +153,8 @@ def _with_own_media(turn: Turn) -> Turn:
     parts = _listed(_split(turn["content"], own))
     for kind, references in reversed(own.items()):
         said = [name for name, each in names.items() if each == kind and held[name]]
-        num_slots, others = _slots_and_held(parts, kind)
-        if others and not num_slots:
+        slots, others = _slots_and_held(parts, kind)
+        if others and not slots:
             if len(said) == 1 and _are_same(references, others, kind):
                 continue
             raise DataError(
@@ -165,7 +163,6 @@ def _with_own_media(turn: Turn) -> Turn:
             )
         if len(said) > 1:
             raise DataError(f"a message has media in {' and in '.join(said)}: keep one of these keys")
-        slots = [each for each in parts if PART_KINDS.get(each["type"]) == kind and _source(each, kind)[1] is None]
         if not slots:
             slots = [{"type": kind} for _ in references]
             parts = slots + [part for part in parts if part != _text("")]
@@ -186,10 +183,10 @@ def _may_lead_to_media(value: Any) -> bool:
     return isinstance(value, (str, bytes, bytearray, memoryview, list, tuple))
 
 
-def _slots_and_held(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[int, list[Any]]:
-    """Return the number of a kind's parts without a reference, and the references of the other parts."""
-    sources = [_source(part, kind)[1] for part in parts if PART_KINDS.get(part["type"]) == kind]
-    return sources.count(None), [source for source in sources if source is not None]
+def _slots_and_held(parts: Sequence[dict[str, Any]], kind: str) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return the parts of a kind without a reference, and the references of the other parts."""
+    sources = [(part, _source(part, kind)[1]) for part in parts if PART_KINDS.get(part["type"]) == kind]
+    return [part for part, source in sources if source is None], [each for _, each in sources if each is not None]
 
 
 def _are_same(references: Sequence[Any], held: Sequence[Any], kind: str) -> bool:
@@ -248,17 +245,16 @@ def _split_text(text: str, waiting: Waiting) -> list[dict[str, Any]]:
     return [part for part in parts if part != _text("")] or [_text("")]
 
 
-def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: SampleMedia) -> dict[str, Any]:
+def _store(part: dict[str, Any], media: SampleMedia) -> dict[str, Any]:
     if part["type"] == "text":
         return part
     kind = PART_KINDS[part["type"]]
     source_key, source = _source(part, kind)
-    if source is None and kind not in nexts:
+    if source is None:
         raise DataError(
             f"a part of type {part['type']!r} has no source, and the row no column of {MEDIA_ROLES[kind]}: "
             f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
         )
-    source = next(nexts[kind]) if source is None else source
     _check_one_reference(part, kind)
     said = [each for each in (part, part.get(source_key), source) if isinstance(each, Mapping)]
     stored = media.add(kind, source, said=said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from ...processors.json_text import parsed
 
 Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, in order of preference
 QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "input", "inputs")  # usual names of questions
-# A column of one choice: option_a, choice1, opB, or only a capital letter.
-_CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 
 
 def named_alike(*roles: str) -> Columns:
@@ -80,18 +77,6 @@ class Fields:
     def references(self, role: str) -> list[Any]:
         """Return the references to media in the role's column; see references_of."""
         return references_of(self.get(role))
-
-
-def columns_of_choices(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return letter or number -> column, for columns of one choice each: option_a and option_b, or A, B and C."""
-    found: dict[str, dict[str, str]] = {}
-    for name in row:
-        if (matched := _CHOICE.fullmatch(name)) and is_filled(row[name]):
-            found.setdefault((matched[1] or "").lower(), {})[matched[2].lower()] = name
-    for stem, names in found.items():
-        if any(names.keys() >= {*first} for first in (("ab", "12", "01") if stem else ("abc",))):
-            return names
-    return {}
 
 
 def references_of(value: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,17 +13,17 @@ from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
 from .chat_kinds import check_texts
+from .column_names import ANSWERS
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
-from .media_columns import NoMedia, any_holds_media, check_media_columns
 from .nearest import PROMPTS, chosen, decided, no_kind, only_asks, proved, sure_choice
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
-from .references import SampleMedia
+from .references import NoMedia, SampleMedia
 from .row_kind import ReadOptions, RowKind, UndecidedError
 from .schemas import MESSAGES, TEXT, Schema
-from .side_columns import ANSWERS, OF_EACH_ROW, check_each_row, check_side_columns
+from .side_columns import OF_EACH_ROW, check_each_row, check_side_columns
 from .speakers import untagged
 from .vendors import MARKS, usual_row
 
@@ -117,8 +118,13 @@ class Mapper:
 
     def any_holds_media(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether one of these rows refers to media."""
-        named = _usual_rows(rows, self.options)
-        return any_holds_media(named, self.kind, options=self.options, found=self.found)
+        media = NoMedia(None)
+        for row in _usual_rows(rows, self.options):
+            with suppress(DataError):  # raised again when the row is read
+                self.kind.read(Fields(row, self.kind.columns, self.options.columns, self.found), self.options, media)
+            if media.num_added:
+                return True
+        return False
 
     @property
     def schema(self) -> str:
@@ -136,21 +142,19 @@ class Mapper:
         need("PIL", by="images")
         from PIL import __version__ as pillow_version
 
-        options = {name: getattr(self.options, name) for name in ("system", "learn", "media_root", "max_image_pixels")}
+        options = self.options
         said: dict[str, Any] = {
-            **options,
+            **{name: getattr(options, name) for name in ("system", "learn", "media_root", "max_image_pixels")},
             "version": ROWS_VERSION,
             "format": self.kind.name,
             "found": dict(self.found),
-            "columns": dict(self.options.columns),
+            "columns": dict(options.columns),
             "kept": dict(self.kept),
-            "roles": dict(self.options.roles),
-            "pillow": pillow_version if self.options.max_image_pixels else None,
+            "roles": dict(options.roles),
+            "pillow": pillow_version if options.max_image_pixels else None,
+            **({"tags": dict(options.tags)} if options.tags else {}),
+            **({"dataset_info": asdict(options.dataset_info)} if options.dataset_info else {}),
         }
-        if self.options.tags:
-            said["tags"] = dict(self.options.tags)
-        if self.options.dataset_info:
-            said["dataset_info"] = asdict(self.options.dataset_info)
         return json.dumps(said, sort_keys=True)
 
 
@@ -218,14 +222,13 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     if kind.schema == MESSAGES and options.kind is None:
         check_verdicts(rows, kind.name)
     check_heard(options, kind)
-    found: dict[str, str] = {}
-    read: list[str] = []
-    synonyms: dict[str, list[str]] = {}
-    for role in kind.columns:
-        columns = [column for row in rows if (column := Fields(row, kind.columns, options.columns).column(role))]
-        found |= {role: columns[0]} if columns else {}
-        synonyms |= {role: several} if len(several := list(dict.fromkeys(columns))) > 1 else {}
-        read += columns
+    columns_of = {
+        role: [column for row in rows if (column := Fields(row, kind.columns, options.columns).column(role))]
+        for role in kind.columns
+    }
+    found = {role: columns[0] for role, columns in columns_of.items() if columns}
+    synonyms = {role: several for role in found if len(several := list(dict.fromkeys(columns_of[role]))) > 1}
+    read = [column for columns in columns_of.values() for column in columns]
     kept_names = _kept_names(kind, names, read, options)
     kept = {
         name: encoding or column_encoding(name, [row.get(name) for row in rows])
@@ -248,7 +251,6 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         if kind.name in ("messages", "sharegpt") and asked and not answers and only_asks(rows, asked):
             raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
-        check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
     reads = ", ".join(f"{name} as {role}" if name != role else name for role, name in found.items())
     absent = {name: ", in none of the first rows" for name in kept if name not in names}
     keeps = ", ".join(f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept)

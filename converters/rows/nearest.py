@@ -13,58 +13,23 @@ from typing import Any, Protocol
 
 from ...errors import DataError, LmmsStreamError
 from ...types import Sample
+from . import column_names as of
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
 from .fields import QUESTIONS, is_filled, unpacked, value_at
 from .kinds import KINDS
-from .media_columns import media_columns
 from .options import SchemaOptions
 from .preference_kinds import is_verdict
 from .row_kind import Choice, UndecidedError
-from .side_columns import ANSWERS, CHOICES, choices_unread
+from .side_columns import choices_unread, media_columns
 from .speakers import USUAL_ROLES, readings_of, readings_said
 
-# Pairs of names with a single meaning: a question and its answer. For other names, the user decides.
-_PAIRS = (
-    ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
-    ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"),
-    ("input", "target"), ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
-    ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
-    ("document", "summary"), ("dialogue", "summary"),
-)  # fmt: skip
-_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "abstract", "code")
-_ASKED = (*QUESTIONS, "q", "user", "human", "src", "article", "document", "short_question")
-_ANSWERED = (
-    *ANSWERS, "a", "assistant", "canonical_solution", "reference_solution", "solution", "tgt", "summary", "highlights",
-    "sql", "cypher", "short_answer", "long_answer", "des",
-)  # fmt: skip
-_GOLD = re.compile(
-    r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary|ground_truth)$", re.IGNORECASE
-)
-_NO_ANSWER = re.compile(
-    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|tags|"
-    r"keywords|filename|title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$",
-    re.IGNORECASE,
-)
 _SUFFIX = re.compile(r"_(text|string|[a-z]{2})$")  # question_text, answer_es
 _PATH = re.compile(r"(https?://\S+|[^\s/]*/\S*|\S+\.[A-Za-z]\w{0,4})")
-_CONTEXTS = ("context", "combined_context", "passage", "schema", "schema_text", "ddl", "evidence", "input")
-_ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
-_OF_FACTS = re.compile(
-    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|"
-    r"key|url|path|lang|language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
-    re.IGNORECASE,
-)
-_OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
-_PAIRS_OF_ANSWERS = (
-    ("chosen", "rejected"), ("preferred", "non_preferred"), ("preferred", "dispreferred"), ("better", "worse"),
-    ("best", "worst"), ("winner", "loser"),
-)  # fmt: skip
 PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
-_METADATA = re.compile(r"meta|info|signals|extra|tags|stats|urls|config", re.IGNORECASE)
 _LONG_NAME = 60  # of a column
 PROVED_ROWS = 100  # first rows of a proof
 _SHOWN = 40  # characters of a text of the decoded sample
@@ -95,12 +60,12 @@ def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choi
     None if the rows have more texts.
     """
     texts = _texts(rows, names)
-    if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(_OF_THOUGHTS.search, names)):
+    if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(of.OF_THOUGHTS.search, names)):
         return None
     lower = {name.lower(): name for name in texts}
-    if len(lower) == 1 and (text := next(iter(lower))) in _TEXTS:
+    if len(lower) == 1 and (text := next(iter(lower))) in of.DOCUMENTS:
         return Choice(columns={"text": lower[text]})
-    pair = next((pair for pair in _PAIRS if {*pair} == {*lower}), None)
+    pair = next((pair for pair in of.SURE_PAIRS if {*pair} == {*lower}), None)
     return Choice(columns={"prompt": lower[pair[0]], "response": lower[pair[1]]}) if pair else None
 
 
@@ -110,16 +75,16 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     ranked = sorted(media.items(), key=lambda each: each[0].endswith("id"))  # a path before the name of a file
     roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(ranked) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
-    asked, prompts = _like(texts, _ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
+    asked, prompts = _like(texts, of.ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
     for pair in _compared(rows, names):
         yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
     for columns, tags in _conversations(rows, names):
         why = f"if {tags['assistant_tag']} is the assistant" if {"user_tag", "assistant_tag"} <= tags.keys() else ""
         yield Choice(columns={**roles, **columns}, tags=tags, why=why)
-    if prompts and (answered := _like(texts, _ANSWERED)):
+    if prompts and (answered := _like(texts, of.ANSWERED)):
         yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
     pairs = _pair(rows, texts)
-    about = next((name for name in texts if name.lower() in _CONTEXTS and name != asked), None)
+    about = next((name for name in texts if name.lower() in of.INPUTS and name != asked), None)
     if asked and about and len(pairs) == 1:
         yield Choice(kind="alpaca", columns={**roles, "instruction": asked, "input": about, "output": pairs[0][1]})
     is_judged = any(is_verdict(row.get("label")) for row in rows)
@@ -131,23 +96,23 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
         if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
             columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
             yield Choice(columns=columns) if columns else Choice(kind=kind.name)
-    document = _like(texts, _TEXTS)
+    document = _like(texts, of.DOCUMENTS)
     if document and len(texts) > 1 and not asked:
-        listed = [name for name in texts if name != document and not _NO_ANSWER.search(name)]
+        listed = [name for name in texts if name != document and not of.NO_ANSWER.search(name)]
         if not pairs and any(_length(rows, name) > _length(rows, document) for name in listed):  # a short request
             yield from (Choice(columns={**roles, "prompt": document, "response": name}) for name in listed)
         yield Choice(columns={**roles, "text": document})
-    objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in _ALTERNATIVES]
-    question, answer = asked or _like(objects, _ASKED), _like(objects, _ANSWERED)
-    answer = answer or next(filter(_GOLD.search, objects), None)
+    objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in of.ALTERNATIVES]
+    question, answer = asked or _like(objects, of.ASKED), _like(objects, of.ANSWERED)
+    answer = answer or next(filter(of.GOLD.search, objects), None)
     if not pairs and question and answer:
         yield Choice(columns={**roles, "prompt": question, "response": answer}, why="objects become JSON text")
     has_media = media or _MEDIA_NAMES & {*names}
-    captions = [name for name in texts if not (_NO_ANSWER.search(name) or _is_same(rows, name))]
+    captions = [name for name in texts if not (of.NO_ANSWER.search(name) or _is_same(rows, name))]
     if has_media and len(captions) == 1 and captions[0].lower() not in QUESTIONS:
         yield Choice(columns={**roles, "text": captions[0]})
     elif len(texts) == 1 and not has_media and not asked and not prompts:
-        others = (each for row in rows for each in row.items() if not _METADATA.search(each[0]))
+        others = (each for row in rows for each in row.items() if not of.METADATA.search(each[0]))
         if not any(isinstance(value, (list, dict)) and value for _, value in others):  # which may hold answers
             yield Choice(columns={"text": texts[0]})
 
@@ -165,12 +130,12 @@ def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]
 
 def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [value for row in rows if is_filled(value := value_at(row, name))]
-    is_usual = _like([name], (*_ASKED, *_ANSWERED, *_TEXTS)) is not None or _GOLD.search(name) is not None
+    is_usual = _like([name], (*of.ASKED, *of.ANSWERED, *of.DOCUMENTS)) is not None or of.GOLD.search(name) is not None
     types: tuple[type, ...] = (str, int, float) if is_usual else (str,)
     if not values or name == "__key__" or not all(isinstance(value, types) for value in values):
         return False
     words = max(len(str(value).split()) for value in values)
-    if _OF_FACTS.search(name):
+    if of.OF_FACTS.search(name):
         is_of_pair = name.lower() == "source" and any("target" in each for each in map(str.lower, rows[0]))
         return words > 3 or is_of_pair
     if not is_usual and all(_PATH.fullmatch(str(value)) for value in values):
@@ -186,12 +151,12 @@ def _is_same(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
-    others = [name for name in texts if name.lower() not in _CONTEXTS]
-    texts = others if len(texts) > 2 and _like(others, _ASKED) else list(texts)
-    asked = _like(texts, _ASKED)
-    texts = [name for name in texts if name == asked or not (_NO_ANSWER.search(name) or _is_same(rows, name))]
-    answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
-    answers += [name for name in texts if name not in (asked, *answers) and _GOLD.search(name)]
+    others = [name for name in texts if name.lower() not in of.INPUTS]
+    texts = others if len(texts) > 2 and _like(others, of.ASKED) else list(texts)
+    asked = _like(texts, of.ASKED)
+    texts = [name for name in texts if name == asked or not (of.NO_ANSWER.search(name) or _is_same(rows, name))]
+    answers = [name for name in texts if name != asked and _like([name], of.ANSWERED)]
+    answers += [name for name in texts if name not in (asked, *answers) and of.GOLD.search(name)]
     longest = sorted(texts, key=lambda name: -_length(rows, name))
     if asked:
         return [(asked, name) for name in longest if name in answers or (not answers and name != asked)]
@@ -217,7 +182,7 @@ def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
 def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield two columns of answers, named chosen and rejected, better and worse, …"""
     lower = {name.lower(): name for name in names}
-    for good, bad in _PAIRS_OF_ANSWERS:
+    for good, bad in of.COMPARED:
         for name in lower:
             other = name.replace(good, bad, 1)
             if good in name and other != name and other in lower:
@@ -229,20 +194,14 @@ def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterat
 def _conversations(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> Iterator[tuple[dict[str, str], Mapping[str, str]]]:
-    """Yield columns, also of members of objects, with lists of messages or exchanges, and the tags of messages.
-
-    Exchanges next to a question of their row are not a conversation.
-    """
-    for name, value in (each for row in rows[:1] for each in _columns_of(row)):
-        messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
-        if not messages:
-            continue
-        first = messages[0]
-        if ("role" in first and "content" in first) or ("from" in first and "value" in first):
+    """Yield columns, also of members of objects, with lists of messages or exchanges, and the tags of messages."""
+    for name, value in _columns_of(rows[0]):
+        messages = [] if name.rpartition(".")[2] in of.ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
+        are_exchanges = EXCHANGES.fits({"messages": messages}, {})
+        if not messages or (are_exchanges and not {*QUESTIONS}.isdisjoint(names)):
+            continue  # exchanges next to a question of their row are not a conversation
+        if are_exchanges or any(messages[0].keys() >= {*keys} for keys in (("role", "content"), ("from", "value"))):
             yield {"messages": name}, {}
-        elif EXCHANGES.fits({"messages": messages}, {}):
-            if {*QUESTIONS}.isdisjoint(names):
-                yield {"messages": name}, {}
         else:
             listed = [each for row in rows for each in _listed(value_at(row, name))]
             yield from (({"messages": name}, tags) for tags in readings_of(listed))
@@ -252,7 +211,7 @@ def _prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str 
     """Return the only column of texts if the column holds questions, or messages without an answer."""
     texts = _texts(rows, names)
     if asks := next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None):
-        return None if _like(texts, _ANSWERED) else asks
+        return None if _like(texts, of.ANSWERED) else asks
     is_alone = not any(isinstance(unpacked(value), (list, dict)) and value for value in rows[0].values())
     return texts[0] if is_alone and len(texts) == 1 and texts[0].lower() in QUESTIONS else None
 

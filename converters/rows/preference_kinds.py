@@ -127,7 +127,7 @@ def _is_pair(fields: Fields) -> bool:
 
 
 def _is_judged(fields: Fields) -> bool:
-    has_answer = fields.get("response") is not None or fields.get("messages") is not None
+    has_answer = any(fields.get(role) is not None for role in ("response", "messages"))
     return has_answer and is_verdict(fields.get("label"))
 
 
@@ -161,10 +161,9 @@ def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
         return
     said = _prompt(fields, roles)[-1]["content"]
     if all(turn["content"] != said for turn in prompt):
-        column = fields.column("prompt")
         raise DataError(
-            f"column {column!r} says {str(said)[:80]!r}, which is not among the messages before the answer: correct "
-            "the row, or pass --columns prompt= to leave the column out"
+            f"column {fields.column('prompt')!r} says {str(said)[:80]!r}, which is not among the messages before the "
+            "answer: correct the row, or pass --columns prompt= to leave the column out"
         )
 
 
@@ -233,12 +232,11 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
     """Raise DataError for an answer without a message to train on. last_only: the setting of --learn last."""
     if not turns:
         raise DataError(f"{name} has no message behind the prompt: complete or remove the row")
-    for turn in (turns[0], turns[-1]):
-        if turn["role"] != "assistant":
-            raise DataError(
-                f"{name} is from {turn['role']!r}, and answers are the assistant's: correct the row, or say with "
-                f"--roles {turn['role']}=assistant who that is"
-            )
+    for speaker in (turn["role"] for turn in (turns[0], turns[-1]) if turn["role"] != "assistant"):
+        raise DataError(
+            f"{name} is from {speaker!r}, and answers are the assistant's: correct the row, or say with "
+            f"--roles {speaker}=assistant who that is"
+        )
     num_messages = sum(turn["role"] == "assistant" for turn in turns)
     if last_only and num_messages > 1:
         raise DataError(

@@ -116,6 +116,16 @@ class SampleMedia:
         return _read_file(reference, self._root)
 
 
+class NoMedia(SampleMedia):
+    """Takes any reference, and reads nothing."""
+
+    num_added = 0
+
+    def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        self.num_added += 1
+        return {"type": kind, "mime": f"{kind}/x", "span": [0, 0], "width": 1, "height": 1}
+
+
 def is_data(reference: Any) -> bool:
     """Return whether a reference holds the media, not a path."""
     if isinstance(reference, Mapping):
@@ -171,22 +181,18 @@ def _read_file(reference: str, root: str | None) -> bytes:
         return _read_object(reference, root.rstrip("/"))
     if scheme:
         raise _outside(reference, root)
-    return _read_local(reference, Path(root))
-
-
-def _read_local(reference: str, root: Path) -> bytes:
     try:
-        base = root.resolve(strict=True)
+        base = Path(root).resolve(strict=True)
         path = (base / reference).resolve()
         if not path.is_relative_to(base):
-            raise _outside(reference, str(root))
+            raise _outside(reference, root)
         return _load(path, reference)
     except LmmsStreamError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: null bytes; RuntimeError: links in a circle
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
         what = "is missing" if missing else f"cannot be read ({error})"
-        near = next((folder for folder in _folders_near(root) if missing and (folder / reference).is_file()), "")
+        near = next((folder for folder in _folders_near(Path(root)) if missing and (folder / reference).is_file()), "")
         raise DataError(
             f"media {shown(reference)} {what} below the media root {root}: put it there, or pass --media-root"
             f"{near and f' {quote(str(near))}, where it is'}"
@@ -213,12 +219,11 @@ def _load(path: Path, reference: str) -> bytes:
 
 
 def _read_object(reference: str, root: str) -> bytes:
-    """An object below a URL, downloaded to a file first: an object that is too large never fills memory."""
     key = reference.removeprefix(f"{root}/")
     if _URL.match(key) or key.startswith("/") or ".." in PurePosixPath(key).parts:
         raise _outside(reference, root)
     with tempfile.TemporaryDirectory(prefix="lmms_stream-media-") as folder:
-        path = Path(folder) / "media"
+        path = Path(folder) / "media"  # an object that is too large never fills memory
         try:
             shared_storage(root).download(key, path)
         except ObjectMissingError as error:

@@ -12,21 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .fields import QUESTIONS, columns_of_choices, is_filled, unpacked
+from .chat import MEDIA_COLUMNS
+from .column_names import ANSWERS, CHOICES, CONTEXTS, FIRST, LONG_CONTEXTS, OF_ANSWERS, WORKED, columns_of_choices
+from .content import MEDIA_ROLES, file_kind
+from .fields import QUESTIONS, Columns, head_of, is_filled, references_of, unpacked
+from .references import usual_kind
 from .row_kind import Choice, RowKind, UndecidedError
 from .speakers import usual_role
 
-CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
 _BY_MAP = "with --map FILE.py:FUNCTION"
 _Found = tuple[str, Sequence[Choice], str]  # the loss, the options to try, and a remedy without a proof
-_FIRST = ("definition", "instruction")  # the first of two texts of a question
-_CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # topic or part of a question
-# Columns of facts may have these names, too: a question's topic has several words, and is longer than the question.
-_LONG_CONTEXTS = (
-    "passages", "article", "story", "document", "documents", "paragraph", "paragraphs", "text", "table", "evidence",
-    "abstract", "background", "chunk", "code", "ctx", "dialogue", "excerpt", "hint", "knowledge", "lecture", "premise",
-    "scenario", "snippet", "sql_context", "support", "transcript",
-)  # fmt: skip
 _ASKED = {  # kind -> roles of the question and of its answer
     "question-answer": ("question", "answer"),
     "prompt-response": ("prompt", "response"),
@@ -34,19 +29,6 @@ _ASKED = {  # kind -> roles of the question and of its answer
     "preference": ("prompt", "chosen"),
     "kto": ("prompt", "response"),
 }
-# Names of texts with the solution of an answer, without the texts of judges (quality_explanation, rating_rationale).
-_WORKED = re.compile(
-    r"((complex|detailed|full|generated|gold|model|worked|step_by_step|gpt\d*|deepseek|r1)_)?"
-    r"(solution|rationale|explanation|reasoning(_content|_trace)?|think|thinking|thoughts?|cot|chain_of_thought)",
-    re.IGNORECASE,
-)
-ANSWERS = ("response", "completion", "answer", "output", "target")
-# Names of texts with the answer to another text of the row; a title or a licence is no answer.
-_ANSWER_NAME = re.compile(
-    r"(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
-    r"solution|caption|paraphrase|correction|simplified|definition|entities|"
-    r"gloss(es)?|intent|sentiment|label)(_|$)|^(expected|correct|gold|reference)_", re.IGNORECASE,
-)  # fmt: skip
 _SPEAKERS = ("user", "assistant", "prompter")
 _RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
 
@@ -78,12 +60,11 @@ def check_side_columns(
     column. columns: role -> the user's column.
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
-    read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
-    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker)
-    for check in checks:
-        if (loss := check(read)) is not None:
-            what, choices, rest = loss
-            raise UndecidedError(what, [*choices, Choice(kind=kind.name)], rest)
+    read = _Read(rows, kind.name, kind.columns, found, [name for name in left if name not in refused], columns)
+    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker, _media)
+    for what, choices, rest in filter(None, (check(read) for check in checks)):
+        last = [] if choices and choices[-1].kind and choices[-1].why else [Choice(kind=kind.name)]
+        raise UndecidedError(what, [*choices, *last], rest)
     for row in rows:
         if (said := each_row_loses(row, kind.name, row.keys() - {*read.left})) is not None:
             what, _, rest = said.partition(": ")
@@ -96,6 +77,7 @@ class _Read:
 
     rows: Sequence[Mapping[str, Any]]
     kind: str
+    roles: Columns
     found: Mapping[str, str]
     left: Sequence[str]
     columns: Mapping[str, str]
@@ -176,15 +158,15 @@ def _context(read: _Read) -> _Found | None:
 
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
         question, longest = row.get(asked), _longest(value)
-        is_long = name in _CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
+        is_long = name in CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
         is_said = read.is_said(value, {asked: question})  # an answer that repeats its context does not ask about it
         return isinstance(question, str) and bool(question and longest) and is_long and not is_said
 
-    for name in dict.fromkeys((*_CONTEXTS, *_LONG_CONTEXTS)):
+    for name in dict.fromkeys((*CONTEXTS, *LONG_CONTEXTS)):
         if read.mostly(name, is_lost):
             is_text = all(isinstance(value, str) for _, value, _ in read.values([name]))
             what = f"column {name} holds what {asked} is about, and nothing reads it"
-            instruction, given = (name, asked) if name in _FIRST else (asked, name)
+            instruction, given = (name, asked) if name in FIRST else (asked, name)
             if not is_text or "input" in read.found:
                 choices = []
             elif read.kind in ("preference", "kto"):
@@ -205,7 +187,7 @@ def _worked(read: _Read) -> _Found | None:
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
         return isinstance(value, str) and len(value) > len(str(row.get(answered))) and not read.is_said(value, row)
 
-    name = next((name for name in read.left if _WORKED.fullmatch(name) and read.mostly(name, is_lost)), None)
+    name = next((name for name in read.left if WORKED.fullmatch(name) and read.mostly(name, is_lost)), None)
     if name is None:
         return None
     what = f"column {name} holds how {answered} is found, and {answered} alone would be trained on"
@@ -255,7 +237,7 @@ def _answer_of_text(read: _Read) -> _Found | None:
         return isinstance(value, (str, list, dict)) and not is_number and not read.is_said(value, row)
 
     asked = read.found["text"]
-    names = [name for name in read.left if _ANSWER_NAME.search(name) and read.mostly(name, is_lost)]
+    names = [name for name in read.left if OF_ANSWERS.search(name) and read.mostly(name, is_lost)]
     if not names:
         return None
     what = f"column {names[0]} may answer {asked}, and {asked} alone would be trained on"
@@ -348,3 +330,77 @@ def _longest(value: Any) -> str:
         return value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return max(map(_longest, inner), key=len, default="")
+
+
+# Columns that hold media by their values, whatever they are called: bytes, data URLs and paths of media.
+
+_OF_WEB = re.compile(rf"({'|'.join(MEDIA_ROLES)})s?_urls?", re.IGNORECASE)  # names of columns of addresses of media
+_NO_MEDIA = ("id", "__key__")  # columns of row names, which often look like paths
+
+
+def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
+    """Return column -> kind of media, for columns with only media of a single kind in the rows."""
+    found: dict[str, str] = {}
+    for name in names:
+        of_name = _OF_WEB.fullmatch(name)
+        kinds = {
+            of_name[1].lower() if of_name and _are_on_web(row[name]) else _media_kind(row[name])
+            for row in rows
+            if name in row and is_filled(row[name])
+        }
+        if len(kinds) == 1 and name not in _NO_MEDIA and (kind := kinds.pop()):
+            found[name] = kind
+    return found
+
+
+def _media(read: _Read) -> _Found | None:
+    """Describe columns of media next to rows that are read without media."""
+    roles = {role: names for role, names in read.roles.items() if role in MEDIA_COLUMNS}
+    names = {"file_name", *(name for names in roles.values() for name in names)}
+    if names & {*read.found.values()} or read.columns.keys() & roles:
+        return None
+    found = {
+        name: media
+        for name, media in media_columns(read.rows, read.left).items()
+        if read.columns.get(MEDIA_ROLES[media]) != "" and not _is_held(read, name)
+    }
+    if not found:
+        return None
+    are = f"columns {', '.join(found)} hold" if len(found) > 1 else f"column {next(iter(found))} holds"
+    what = f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}"
+    named = Choice(columns={MEDIA_ROLES[media]: name for name, media in reversed(found.items())})
+    others = Choice(keep=tuple(found), why="kept as they are"), Choice(kind=read.kind, why="leaves them out")
+    return f"{what}, and the rows would be {read.kind} without them", [named, *others], ""
+
+
+def _is_held(read: _Read, name: str) -> bool:
+    """Return whether read columns hold the media of a column; for example members of a tar to which rows refer."""
+    columns, rows = read.found.values(), [row for _, _, row in read.values([name])]
+    return all(any(_holds(row.get(head_of(each, row)), row[name]) for each in columns) for row in rows)
+
+
+def _holds(value: Any, medium: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds(each, medium) for each in value.values())
+    return value is medium or (isinstance(value, list | tuple) and any(_holds(each, medium) for each in value))
+
+
+def _are_on_web(value: Any) -> bool:
+    return all(isinstance(each, str) and each.startswith(("http://", "https://")) for each in references_of(value))
+
+
+def _media_kind(value: Any) -> str | None:
+    if isinstance(value, (list, tuple)):
+        kinds = {_media_kind(each) for each in value}
+        return kinds.pop() if len(kinds) == 1 else None
+    if isinstance(value, Mapping):
+        inner = (value.get("bytes"), value.get("path")) if value.keys() <= {"bytes", "path"} else ()
+        return next((_media_kind(each) for each in inner if is_filled(each)), None)
+    if isinstance(value, bytes):
+        return usual_kind(value)
+    if not isinstance(value, str) or "://" in value or "\n" in value:
+        return None
+    if value.startswith("data:"):
+        kind = value[len("data:") :].partition("/")[0]
+        return kind if kind in MEDIA_ROLES else None
+    return None if value.endswith(".ts") else file_kind(value)  # .ts: also TypeScript

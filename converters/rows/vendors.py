@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 
 from ...errors import DataError, EmptyRowError
+from .column_names import CHOICE_ANSWERS, CHOICE_QUESTIONS, CHOICE_STEMS, THOUGHTS, columns_of_choices
 from .content import tool_calls
-from .fields import columns_of_choices, is_filled, unpacked
+from .fields import is_filled, unpacked
 from .speakers import ROLES, usual_role
 
 Message = dict[str, Any]
@@ -351,11 +352,6 @@ def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_OF_CHOICES = ("question", "Question", "problem", "query")
-_CHOSEN = (
-    "answer", "Answer", "correct_answer", "correctAnswer", "correct_option", "correctOption", "correct", "answer_key",
-)  # fmt: skip
-_STEMS = ("", "option_", "option", "Option_", "Option", "op", "choice_", "choice")  # of columns of a choice each
 
 
 def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -363,12 +359,11 @@ def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
     None for a row with several questions or answers.
     """
-    questions, answers = ([values[name] for name in names if name in values] for names in (_OF_CHOICES, _CHOSEN))
+    questions = [values[name] for name in CHOICE_QUESTIONS if name in values]
+    answers = [values[name] for name in CHOICE_ANSWERS if name in values]
     held = {name.upper(): values[column] for name, column in columns_of_choices(values).items()}
-    if len(questions) != 1 or len(answers) != 1 or not isinstance(answers[0], str):
-        return None
-    (answer,) = answers
-    if answer.isdecimal() and answer not in held:
+    answer = answers[0] if len(questions) == len(answers) == 1 else None
+    if not isinstance(answer, str) or (answer.isdecimal() and answer not in held):
         return None  # a number may count from 0 or 1
     answer = answer.upper() if answer.upper() in held else answer
     return _chosen(questions[0], held, answer)
@@ -376,7 +371,8 @@ def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _chosen(asked: Any, choices: Any, said: Any) -> dict[str, Any] | None:
     """Return the columns of a question with choices. said: number, letter or text of the right choice."""
-    held, names = unpacked(choices), list[str]()
+    held: Any = unpacked(choices)
+    names = list[str]()
     if isinstance(held, list) and all(isinstance(each, dict) and len(each) == 1 for each in held):
         held = {name: text for each in held for name, text in each.items()}
     if isinstance(held, Mapping) and isinstance(held.get("label"), list):  # ARC's, CommonsenseQA's
@@ -400,14 +396,11 @@ def _chosen(asked: Any, choices: Any, said: Any) -> dict[str, Any] | None:
 def _thoughts(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the columns of a question, thoughts and answer."""
     asked, answered = values["question"], values["answer"]
-    name = next((name for name in _REASONING if is_filled(values.get(name))), None)
+    name = next((name for name in THOUGHTS if is_filled(values.get(name))), None)
     if name is None or not all(isinstance(text, str) for text in (asked, answered, values[name])):
         return None
     answer = {"role": "assistant", "reasoning_content": values[name], "content": answered}
     return {"messages": [{"role": "user", "content": asked}, answer]}
-
-
-_REASONING = ("reasoning", "reasoning_content", "thinking", "thoughts", "chain_of_thought", "cot")
 
 
 def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -506,10 +499,10 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
       for listed in ("choices", "options", "answer_choices")
       for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
     *((f"{stem}{letters[0]} {stem}{letters[1]}", _of_columns,
-       (*_OF_CHOICES, *_CHOSEN, *(f"{stem}{letter}" for letter in letters)), _LETTERED)
-      for stem in _STEMS for letters in ("ABCDEFGHIJ", "abcdefghij") if stem or letters.isupper()),
+       (*CHOICE_QUESTIONS, *CHOICE_ANSWERS, *(f"{stem}{letter}" for letter in letters)), _LETTERED)
+      for stem in CHOICE_STEMS for letters in ("ABCDEFGHIJ", "abcdefghij") if stem or letters.isupper()),
     ("endings ctx label", lambda row: _chosen(row["ctx"], row["endings"], row["label"]), ("ctx_a", "ctx_b"), _LETTERED),
-    *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
+    *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in THOUGHTS),
     ("chat system", _one_text, (), "the speakers of chat become messages, and calls stay texts"),
     ("QA", lambda row: {"conversations": [
         {"user": "\n".join(filter(None, (one.get("i"), one["q"]))), "assistant": one["a"]} for one in row["QA"]]}),
