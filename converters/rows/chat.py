@@ -143,10 +143,9 @@ def turn_of(message: Any, roles: Roles) -> Turn:
     Null fields are left out, except `content`, which keeps its position. The content of a speaker of function calls
     becomes tool_calls. Unknown roles of OpenAI's messages stay: a chat template may know them.
     """
-    names = {"from": "role", "value": "content"}
-    if not isinstance(message, dict) or message.get("role") is not None or names.keys().isdisjoint(message):
-        names = {}
-    speaker = message.get("from" if names else "role") if isinstance(message, dict) else None
+    speaker, names = message.get("role") if isinstance(message, dict) else None, dict[str, str]()
+    if speaker is None and isinstance(message, dict) and ("from" in message or "value" in message):
+        speaker, names = message.get("from"), {"from": "role", "value": "content"}
     if not isinstance(speaker, str):
         what = "'from'" if names else "a role"
         is_pair = isinstance(message, dict) and not names and "role" not in message

@@ -96,17 +96,18 @@ def notes_of(turns: Sequence[Turn]) -> set[str]:
 
     Messages are noted only if they are trained on or answered.
     """
-    notes = {slot for turn in turns for slot in _SLOT.findall(text_of(turn["content"]))}
-    for turn in turns:
+    texts = [text_of(turn["content"]).strip() for turn in turns]
+    notes = {slot for text in texts for slot in _SLOT.findall(text)}
+    for turn, text in zip(turns, texts, strict=True):
+        if text or turn["role"] not in ("user", "assistant") or not turn.get("learn", True):
+            continue
         parts = turn["content"] if isinstance(turn["content"], list) else []
-        is_noted = turn["role"] == "user" or (turn["role"] == "assistant" and turn.get("learn", True))
-        is_filled_by = any(is_filled(turn.get(key)) for key in _IN_PLACE_OF_CONTENT)
         has_media = any(part.get("type") not in _TEXT_PARTS for part in parts)
-        if is_noted and not is_filled_by and not has_media and not text_of(turn["content"]).strip():
+        if not has_media and not any(is_filled(turn.get(key)) for key in _IN_PLACE_OF_CONTENT):
             notes.add(f"{EMPTY}{turn['role']}")
-    for asked, answer in pairwise(turns):
+    for (asked, question), (answer, text) in pairwise(zip(turns, texts, strict=True)):
         is_pair = asked["role"] == "user" and answer["role"] == "assistant" and answer.get("learn", True)
-        if is_pair and repeats(text_of(asked["content"]).strip(), text_of(answer["content"]).strip()):
+        if is_pair and repeats(question, text):
             notes.add(REPEATED)
     return notes
 
@@ -144,6 +145,8 @@ def _with_own_media(turn: Turn) -> Turn:
     {"id": …}`.
     """
     named = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if name in turn}
+    if not named:
+        return turn
     held = {name: references_of(turn[name]) if is_filled(turn[name]) else [] for name in named}
     names = {name: kind for name, kind in named.items() if not held[name] or any(map(_may_lead_to_media, held[name]))}
     own = {kind: held[name] for name, kind in names.items() if held[name]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -235,37 +235,40 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
         for name, encoding in kept_names.items()
     }
     check_texts(rows, found)
-    heads = dict.fromkeys(head_of(column, names) for column in read)
-    left = [name for name in names if name not in {*read, *kept, *heads}]
-    partly_read = [name for name in heads if name not in {*read, *kept}]  # objects with other members
-    inner = dict.fromkeys(
-        f"{head}.{name}"
-        for head in partly_read
-        for row in rows
-        if isinstance(row.get(head), Mapping)
-        for name in row[head]
-    )
-    left += [name for name in inner if not any(f"{each}.".startswith(f"{name}.") for each in read)]
+    left = _left(rows, names, read, kept)
     if options.kind is None and options.dataset_info is None:
         asked, answers = found.get("messages"), [name for name in left if name.lower().startswith(ANSWERS)]
         if kind.name in ("messages", "sharegpt") and asked and not answers and only_asks(rows, asked):
             raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
-    reads = ", ".join(f"{name} as {role}" if name != role else name for role, name in found.items())
+    reads = [f"{name} as {role}" if name != role else name for role, name in found.items()]
     absent = {name: ", in none of the first rows" for name in kept if name not in names}
-    keeps = ", ".join(f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept)
-    parts = (("reads", reads), ("keeps", keeps), ("leaves out", ", ".join(left)))
-    description = "; ".join([kind.name, *(f"{verb} {columns}" for verb, columns in parts if columns)])
+    keeps = [f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept]
+    verbs = {"reads": reads, "keeps": keeps, "leaves out": left}
     return Mapper(
         kind=kind,
         options=options,
         found=found,
         kept=kept,
         names=filled_names(rows),
-        description=description,
+        description="; ".join([kind.name, *(f"{verb} {', '.join(each)}" for verb, each in verbs.items() if each)]),
         synonyms=synonyms,
         left=left,
     )
+
+
+def _left(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], read: Sequence[str], kept: Collection[str]
+) -> list[str]:
+    """Return the columns left out, and members of objects of which other members are read, with dots."""
+    heads = dict.fromkeys(head_of(column, names) for column in read)
+    inner = [f"{head}.{name}" for head in heads if head not in {*read, *kept} for name in _members(rows, head)]
+    left = [name for name in names if name not in {*read, *kept, *heads}]
+    return left + [name for name in inner if not any(f"{each}.".startswith(f"{name}.") for each in read)]
+
+
+def _members(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, None]:
+    return dict.fromkeys(name for row in rows if isinstance(row.get(column), Mapping) for name in row[column])
 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
