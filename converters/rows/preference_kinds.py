@@ -84,7 +84,8 @@ def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
 
 def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
     """Raise DataError if rows of a kind have a verdict on their answers."""
-    for name in (name for row in rows for name in VERDICT_COLUMNS if _verdict(row.get(name)) is not None):
+    name = next((name for row in rows for name in VERDICT_COLUMNS if _verdict(row.get(name)) is not None), None)
+    if name is not None:
         raise DataError(
             f"column {name!r} marks answers as good or bad, and bad answers would be trained on, too: pass "
             f"--kind {kind} --on-error skip to leave out rows marked false, or remove the column"
@@ -219,7 +220,8 @@ def _check_all_stored(turns: Sequence[Turn], fields: Fields, roles: Roles) -> No
         "history": exchanges(fields.get("history")),
         "messages": [] if fields.get("messages") is None else _conversation(fields, roles),
     }
-    for role, text in ((role, text_of(turn["content"]).strip()) for role, each in held.items() for turn in each):
+    texts = ((role, text_of(turn["content"]).strip()) for role, each in held.items() for turn in each)
+    for role, text in texts:
         if text not in stored:
             raise DataError(
                 f"column {fields.column(role)!r} holds {text[:80]!r}, which is in neither the prompt nor the answers, "
@@ -232,7 +234,8 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
     """Raise DataError for an answer without a message to train on. last_only: the setting of --learn last."""
     if not turns:
         raise DataError(f"{name} has no message behind the prompt: complete or remove the row")
-    for speaker in (turn["role"] for turn in (turns[0], turns[-1]) if turn["role"] != "assistant"):
+    speaker = next((turn["role"] for turn in (turns[0], turns[-1]) if turn["role"] != "assistant"), None)
+    if speaker is not None:
         raise DataError(
             f"{name} is from {speaker!r}, and answers are the assistant's: correct the row, or say with "
             f"--roles {speaker}=assistant who that is"

@@ -62,7 +62,9 @@ def check_side_columns(
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, kind.columns, found, [name for name in left if name not in refused], columns)
     checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker, _media)
-    for what, choices, rest in filter(None, (check(read) for check in checks)):
+    loss = next(filter(None, (check(read) for check in checks)), None)
+    if loss is not None:
+        what, choices, rest = loss
         last = [] if choices and choices[-1].kind and choices[-1].why else [Choice(kind=kind.name)]
         raise UndecidedError(what, [*choices, *last], rest)
     for row in rows:
