@@ -6,10 +6,10 @@ user_functions  functions of the user: filter takes rows, map changes rows
 mapper          the first rows of a source -> the reading of all its rows; the reading of stored samples
 kinds           known kinds of rows, in the order of their detection; kinds of texts and images
 row_kind        parts of a kind: detection, columns, reading; choices of the user
+column_names    names of columns -> roles: questions, answers, contexts, choices, thoughts, facts
 side_columns    columns that change the meaning of the columns that are read
 nearest         rows that are not read as they are -> options that read them, proved
 vendors         forms of vendors and data sets -> usual columns and messages
-media_columns   columns of media, found by their values
 fields          the role of each column
 chat            parts that all kinds of chats share: turns -> stored messages
 content         content of turns -> text and media parts

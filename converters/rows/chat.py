@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from ...errors import DataError
 from ...processors.chat_template import REASONING_KEYS
 from ...types import Sample
 from . import schemas
-from .content import MEDIA_ROLES, Turn, empty_of, repeated_in, slots_of, store_content, text_of
+from .content import MEDIA_ROLES, Turn, notes_of, store_content, text_of, tool_calls
 from .fields import Columns, Fields, is_filled, parse_json, unpacked
 from .references import SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind, always, no_simple
-from .speakers import ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
+from .speakers import CALLERS, ROLES, SPEAKER, USUAL_ROLES, readings_of, readings_said, role_of
 from .vendors import usual_tools
 
 Roles = Mapping[str, str]  # a dataset's name of a speaker -> system, user, assistant or tool
@@ -69,7 +69,6 @@ def chat_kind(
     read_turns: returns the turns of a row, without the system prompt in a column. media_in_front: media without a slot
     in a text come before the first text of the user; otherwise they are an error.
     """
-    read = partial(_read_chat, read_turns=read_turns, media_in_front=media_in_front)
     return RowKind(
         name=name,
         needs=needs,
@@ -77,7 +76,7 @@ def chat_kind(
         accepts=accepts,
         needs_text=needs_text,
         schema=schemas.MESSAGES,
-        read=read,
+        read=partial(_read_chat, read_turns=read_turns, media_in_front=media_in_front),
         simple=simple,
     )
 
@@ -110,14 +109,12 @@ def json_of(stored: Any) -> str:
         if _holds_nan(stored):
             raise DataError("the messages hold NaN or Infinity, which JSON has not: correct or remove the row")
         return orjson.dumps(stored).decode()
-    except (TypeError, RecursionError) as error:
-        reason = error
-    try:  # integers of more than 64 bits, which orjson rejects
-        text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"the messages hold what JSON cannot ({reason}): correct or remove the row") from error
-    return text
+    except (TypeError, RecursionError) as reason:
+        try:  # integers of more than 64 bits, which orjson rejects
+            text = json.dumps(stored, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return text.encode().decode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"the messages hold what JSON cannot ({reason}): correct or remove the row") from error
 
 
 def _holds_nan(value: Any) -> bool:
@@ -133,40 +130,40 @@ def exchange(asked: str, answered: str) -> list[Turn]:
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
 
 
-def note_unread(turns: Iterable[Turn], fields: Fields) -> None:
-    """Record filled keys of messages that neither this module nor most chat templates read.
-
-    Also record media slots that stayed text, unknown speakers, messages without content, and questions repeated in
-    their answers.
-    """
-    turns = list(turns)
-    fields.unread.update(slots_of(turns), empty_of(turns), repeated_in(turns))
+def note_unread(turns: Sequence[Turn], fields: Fields) -> None:
+    """Record filled keys that neither this module nor most chat templates read, unknown speakers, and notes_of."""
+    fields.unread.update(notes_of(turns))
     fields.unread.update(f"{SPEAKER}{turn['role']}" for turn in turns if turn["role"] not in ROLES)
     fields.unread.update(key for turn in turns for key in turn if key not in READ_KEYS and is_filled(turn[key]))
 
 
-def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = None) -> Turn:
-    """Return the turn of a message; null fields are left out, except `content`, which keeps its position.
+def turn_of(message: Any, roles: Roles) -> Turn:
+    """Return the turn of a message of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`).
 
-    names: the message's keys -> `role` and `content`.
+    Null fields are left out, except `content`, which keeps its position. The content of a speaker of function calls
+    becomes tool_calls. Unknown roles of OpenAI's messages stay: a chat template may know them.
     """
-    names = names or {}
-    role_name = next((name for name, meant in names.items() if meant == "role"), "role")
-    if not isinstance(message, dict) or not isinstance(message.get(role_name), str):
-        what = "a role" if role_name == "role" else f"{role_name!r}"
-        is_pair = isinstance(message, dict) and role_name == "role" and role_name not in message
+    speaker, names = message.get("role") if isinstance(message, dict) else None, dict[str, str]()
+    if speaker is None and isinstance(message, dict) and ("from" in message or "value" in message):
+        speaker, names = message.get("from"), {"from": "role", "value": "content"}
+    if not isinstance(speaker, str):
+        what = "'from'" if names else "a role"
+        is_pair = isinstance(message, dict) and not names and "role" not in message
         also = ", or name a question and its answer `input` and `output`" if is_pair else ""
         raise DataError(f"a message must be an object with {what}, found {str(message)[:80]!r}: correct the row{also}")
     named = ((names.get(key, key), value) for key, value in message.items())
     turn = {key: value for key, value in named if value is not None or key == "content"}
-    turn |= {"role": role_of(turn["role"], roles), "content": turn.get("content")}
-    turn = with_calls(turn)
-    for key in DETAILS:
-        if key in turn:
-            raise DataError(
-                f"a message has {key!r}, which names parts to train on, but a message is trained on as a whole: make "
-                "each part a message, with train true or false, or remove the field"
-            )
+    turn = with_calls(turn | {"role": role_of(speaker, roles), "content": turn.get("content")})
+    if names and turn["role"] not in ROLES:
+        raise DataError(
+            f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: map this role "
+            f"with --roles {turn['role']}=user or {turn['role']}=assistant"
+        )
+    if detail := next((key for key in DETAILS if key in turn), None):
+        raise DataError(
+            f"a message has {detail!r}, which names parts to train on, but a message is trained on as a whole: make "
+            "each part a message, with train true or false, or remove the field"
+        )
     said = {key: turn.pop(key) for key in LOSS_FIELDS if key in turn}
     wrong = next((key for key, value in said.items() if not isinstance(value, (int, float)) or value not in (0, 1)), "")
     if wrong:
@@ -176,6 +173,9 @@ def turn_of(message: Any, roles: Roles, *, names: Mapping[str, str] | None = Non
         )
     if turn["role"] == "assistant" and not all(said.values()):
         turn["learn"] = False
+    if speaker.lower() in CALLERS and turn["role"] == "assistant" and "tool_calls" not in turn:
+        calls = tool_calls(turn["content"], "value" if names else "content")
+        return {**turn, "content": None, "tool_calls": calls}
     return turn
 
 
@@ -188,8 +188,8 @@ def with_calls(message: Turn) -> Turn:
         called = message.get(key)
         if isinstance(called, str):
             called = parse_json(called, key) if called else None
-            others = {name: value for name, value in message.items() if name != key}
-            message = others if called is None else {**message, key: called}
+            read = {**message, key: called}
+            message = {name: value for name, value in read.items() if name != key or called is not None}
         are_calls = isinstance(called, list) and all(isinstance(call, Mapping) for call in called)
         if key == "tool_calls" and called is not None and not are_calls:
             raise DataError(f"a message has tool_calls {str(called)[:80]!r}: write a list of objects, or remove them")
@@ -208,13 +208,7 @@ def _filled_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**filled, "function": _filled_call(function)} if isinstance(function, Mapping) else filled
 
 
-def check_speakers(messages: Sequence[Any]) -> None:
-    """Raise DataError, with the tags to pass, if another key than `role` names the speakers of messages."""
-    if all(isinstance(each, dict) and each.get("role") is None for each in messages):
-        _check_tags(messages, "role")
-
-
-def _check_tags(messages: Sequence[Mapping[str, Any]], what: str) -> None:
+def check_tags(messages: Sequence[Mapping[str, Any]], what: str) -> None:
     """Raise DataError, with the tags to pass, if messages without a role or content hold them under other keys."""
     if readings := readings_of(messages):
         raise DataError(
@@ -234,14 +228,11 @@ def add_system(turns: list[Turn], fields: Fields, default: str | None) -> list[T
     own = fields.text("system") if own is not None and not isinstance(own, str) else own
     said = [text_of(turn["content"]).strip() for turn in turns if turn["role"] in SYSTEM_ROLES]
     if said and own is not None and own.strip() not in said:
-        column = fields.column("system")
         raise DataError(
-            f"column {column!r} holds a system prompt, and a message holds another: keep one of them, or pass "
-            "--columns system= to leave the column out"
+            f"column {fields.column('system')!r} holds a system prompt, and a message holds another: keep one of them, "
+            "or pass --columns system= to leave the column out"
         )
-    if said:
-        return turns
-    prompt = own or default
+    prompt = None if said else own or default
     return [{"role": "system", "content": prompt}, *turns] if prompt else turns
 
 
@@ -251,9 +242,8 @@ def read_tools(fields: Fields) -> list[dict[str, Any]]:
     if value is None or value in ("", [], "[]"):
         return []
     tools = fields.items("tools", "tools")
-    for tool in tools:
-        if not isinstance(tool, dict):
-            raise DataError(f"a tool must be an object, its JSON schema, found {str(tool)[:80]!r}: correct the row")
+    if wrong := [tool for tool in tools if not isinstance(tool, dict)]:
+        raise DataError(f"a tool must be an object, its JSON schema, found {str(wrong[0])[:80]!r}: correct the row")
     return usual_tools(tools, column=fields.column("tools"))
 
 
@@ -269,7 +259,7 @@ def _check_learnt(turns: list[Turn], fields: Fields, *, last_only: bool) -> None
         listed = unpacked(fields.get("messages")) if "messages" in fields.usual else None
         messages = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         if not any({"content", "value"} & each.keys() for each in messages):
-            _check_tags(messages, "content")
+            check_tags(messages, "content")
         roles = {turn["role"] for turn in turns}
         is_prompt = roles <= {"user", *SYSTEM_ROLES}
         other = "lmms_stream.rl reads rows of prompts" if is_prompt else "say with --roles NAME=assistant who that is"

@@ -14,11 +14,11 @@ import orjson
 
 from ...errors import DataError
 from ...types import Sample
-from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_MEDIA, Roles, chat_kind, check_speakers, exchange, turn_of
+from .chat import CHAT_EXTRAS, MEDIA_COLUMNS, MEMBER_MEDIA, Roles, chat_kind, check_tags, exchange, turn_of
 from .content import MEDIA_ROLES, Turn, file_kind, may_hold_slots, repeats, tool_calls
 from .fields import QUESTIONS, Columns, Fields, is_filled, named_alike, unpacked
 from .row_kind import Choice, ReadOptions, ReadSimple, UndecidedError
-from .speakers import CALLERS, ROLES, USUAL_ROLES, usual_role
+from .speakers import ROLES, usual_role
 from .vendors import usual_messages
 
 _NEEDS: Columns = {"messages": ("messages", "conversations", "conversation")}
@@ -31,45 +31,15 @@ _PLAIN_ROLES = ("system", "user", "assistant")
 
 
 def _read_messages(fields: Fields, roles: Roles) -> list[Turn]:
-    """Return turns of OpenAI messages: `role` and `content`. Unknown roles stay: a chat template may know them."""
     messages = fields.items("messages", "messages")
-    check_speakers(messages)
+    if all(isinstance(each, dict) and each.get("role") is None and "from" not in each for each in messages):
+        check_tags(messages, "role")
     return turns_of(messages, roles)
-
-
-def _read_sharegpt(fields: Fields, roles: Roles) -> list[Turn]:
-    """Return turns of ShareGPT conversations: `from` and `value`; the content of `function_call` becomes tool_calls."""
-    return [_sharegpt_turn(message, roles) for message in usual_messages(fields.items("messages", "messages"))]
-
-
-def _sharegpt_turn(message: Any, roles: Roles) -> Turn:
-    turn = turn_of(message, roles, names={"from": "role", "value": "content"})
-    if turn["role"] not in ROLES:
-        raise DataError(
-            f"a message is from {turn['role']!r}, expected one of {', '.join([*USUAL_ROLES, *ROLES])}: map this role "
-            f"with --roles {turn['role']}=user or {turn['role']}=assistant"
-        )
-    return _with_calls(turn, message["from"], "value")
 
 
 def turns_of(messages: Sequence[Any], roles: Roles) -> list[Turn]:
     """Return the turns of messages in any known form."""
-    return [_message_turn(message, roles) for message in usual_messages(messages)]
-
-
-def _message_turn(message: Any, roles: Roles) -> Turn:
-    """Return the turn of a message in OpenAI's or ShareGPT's format."""
-    if _names_speaker(message):
-        return _sharegpt_turn(message, roles)
-    turn = turn_of(message, roles)
-    return _with_calls(turn, message["role"], "content")
-
-
-def _with_calls(turn: Turn, speaker: str, name: str) -> Turn:
-    """Return the turn; for a speaker of function calls, with tool_calls in place of its content."""
-    if speaker.lower() not in CALLERS or turn["role"] != "assistant" or "tool_calls" in turn:
-        return turn
-    return {**turn, "content": None, "tool_calls": tool_calls(turn["content"], name)}
+    return [turn_of(message, roles) for message in usual_messages(messages)]
 
 
 def are_messages(value: Any) -> bool:
@@ -124,22 +94,20 @@ def _mostly(is_so: Callable[..., Any], texts: Sequence[str]) -> bool:
     return bool(texts) and 2 * sum(map(bool, map(is_so, texts))) >= len(texts)
 
 
-def _says_from(fields: Fields) -> bool:
-    """Return whether the first message names its speaker by `from`."""
-    value = fields.get("messages")
+def _has_form(fields: Fields, form: str, role: str = "messages") -> bool:
+    """Return whether a list, also in JSON text, is of a kind, by its first element."""
+    value = fields.get(role)
     listed = unpacked(value.strip() if isinstance(value, str) else value)
-    return isinstance(listed, list) and bool(listed) and _names_speaker(listed[0])
-
-
-def _names_speaker(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("from") is not None and message.get("role") is None
-
-
-def _says_role(fields: Fields) -> bool:
-    value = fields.get("messages")
-    if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{", ""):
-        return False  # a text, not the JSON text of messages
-    return not _says_from(fields) and not holds_exchanges(fields) and not begins_with_text(fields, "messages")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    if isinstance(first, str):
+        is_object = first.startswith("{") and isinstance(unpacked(f"[{first}]"), list)
+        return form == ("messages" if is_object else "dialog")
+    if isinstance(first, dict) and first.get("from") is not None and first.get("role") is None:
+        return form == "sharegpt"
+    if _keys(first) is not None:
+        return form == "exchanges"
+    is_text = isinstance(value, str) and value.lstrip()[:1] not in ("[", "{", "")
+    return form == "messages" and not is_text
 
 
 def _of_texts(found: Mapping[str, str], options: ReadOptions) -> ReadSimple | None:
@@ -174,13 +142,13 @@ def _read_texts(values: Mapping[str, Any], *, column: str, speakers: frozenset[s
         return None
 
 
-MESSAGES = chat_kind("messages", _read_messages, needs=_NEEDS, accepts=_says_role, simple=_of_texts)
-SHAREGPT = chat_kind("sharegpt", _read_sharegpt, needs=_NEEDS, accepts=_says_from)
+MESSAGES = chat_kind(
+    "messages", _read_messages, needs=_NEEDS, accepts=partial(_has_form, form="messages"), simple=_of_texts
+)
+SHAREGPT = chat_kind("sharegpt", _read_messages, needs=_NEEDS, accepts=partial(_has_form, form="sharegpt"))
 
 
 # Rows with a conversation in a list of texts, by the user and the assistant in turn. Pure.
-
-_SPEAKERS = ("user", "assistant")
 
 
 def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
@@ -190,22 +158,14 @@ def _read_dialog(fields: Fields, roles: Roles) -> list[Turn]:
         if not isinstance(text, str):
             name = fields.column("dialog")
             raise DataError(f"turn {number} in column {name!r} must be text, found {type(text).__name__}: correct it")
-    return [{"role": _SPEAKERS[number % 2], "content": text} for number, text in enumerate(texts)]
-
-
-def begins_with_text(fields: Fields, role: str = "dialog") -> bool:
-    """Return whether a column holds a list of texts, not a list of messages in JSON text."""
-    value = unpacked(fields.get(role))
-    if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        return False
-    return not isinstance(unpacked(f"[{value[0]}]"), list) or not value[0].startswith("{")
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
 
 
 DIALOG = chat_kind(
     "dialog",
     _read_dialog,
     needs={"dialog": ("dialog", "dialogue", "utterances", "conversations", "conversation")},
-    accepts=begins_with_text,
+    accepts=partial(_has_form, form="dialog", role="dialog"),
     needs_text="dialog (or dialogue, utterances, conversations, conversation), a list of texts",
 )
 
@@ -233,32 +193,24 @@ def _read_exchanges(fields: Fields, roles: Roles) -> list[Turn]:
             )
         more = ["system", "input"] if keys[0] == "instruction" else ["system"]
         texts = [*keys, *(name for name in more if is_filled(value.get(name)))]
-        _check(value, texts)
+        wrong = next((key for key in texts if not isinstance(value[key], str)), None)
+        if wrong is not None:
+            raise DataError(f"an exchange must hold text in {wrong!r}, found {str(value[wrong])[:80]!r}: correct it")
+        others = [name for name in (*_ASKED, *_ANSWERED, "content") if name not in texts and is_filled(value.get(name))]
+        if others:
+            raise DataError(
+                f"an exchange has {others[0]!r} as well as {', '.join(map(repr, texts))}, which would be lost: keep "
+                "one key for the question and one for the answer"
+            )
         if "system" in texts:
             turns.append({"role": "system", "content": value["system"]})
-        asked = with_input(value[keys[0]], value["input"] if "input" in texts[2:] else "")
+        asked = "\n\n".join([value[keys[0]], *([value["input"]] if "input" in texts[2:] else [])])
         shown = {key: value[key] for key in _MEDIA if is_filled(value.get(key))}
-        empty = {name for name in (*_ASKED, *_ANSWERED) if not is_filled(value.get(name))}
-        said = {*texts, *_MEDIA, "system", *empty}
-        others = {key: each for key, each in value.items() if key not in said}
-        answer = turn_of({**others, "role": "assistant", "content": value[keys[1]]}, {})
+        said = {*texts, *_MEDIA, "system", *_ASKED, *_ANSWERED}
+        rest = {key: each for key, each in value.items() if key not in said}
+        answer = turn_of({**rest, "role": "assistant", "content": value[keys[1]]}, {})
         turns += [{**shown, "role": "user", "content": asked}, answer]
     return turns
-
-
-def _check(value: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """Raise DataError unless an exchange holds text in these keys, and no other question or answer."""
-    wrong = next((key for key in texts if not isinstance(value[key], str)), None)
-    if wrong is not None:
-        raise DataError(f"an exchange must hold text in {wrong!r}, found {str(value[wrong])[:80]!r}: correct it")
-    other = next(
-        (key for key in (*_ASKED, *_ANSWERED, "content") if key not in texts and is_filled(value.get(key))), None
-    )
-    if other is not None:
-        raise DataError(
-            f"an exchange has {other!r} as well as {', '.join(map(repr, texts))}, which would be lost: keep one key "
-            "for the question and one for the answer"
-        )
 
 
 def _keys(value: Any) -> tuple[str, str] | None:
@@ -272,17 +224,11 @@ def _keys(value: Any) -> tuple[str, str] | None:
     return (asked[0], answered[0]) if asked and answered else None
 
 
-def holds_exchanges(fields: Fields) -> bool:
-    """Whether the first thing in the list is an exchange, and not a message."""
-    value = unpacked(fields.get("messages"))
-    return isinstance(value, list) and bool(value) and _keys(value[0]) is not None
-
-
 EXCHANGES = chat_kind(
     "exchanges",
     _read_exchanges,
     needs={"messages": ("messages", "conversations", "conversation", "texts")},
-    accepts=holds_exchanges,
+    accepts=partial(_has_form, form="exchanges"),
     needs_text="messages (or conversations, conversation, texts), a list of {user, assistant}, {human, assistant} or "
     "{input, output}",
     media_in_front=True,
@@ -306,16 +252,14 @@ def exchanges(history: Any) -> list[Turn]:
     return turns
 
 
-def with_input(instruction: str, given: str) -> str:
-    """Return the instruction, with the input below if given."""
-    return f"{instruction}\n\n{given}" if given else instruction
+def with_input(instruction: str, fields: Fields) -> str:
+    """Return the instruction, with the row's input below."""
+    return f"{instruction}\n\n{fields.text('input')}" if is_filled(fields.get("input")) else instruction
 
 
 def _read_alpaca(fields: Fields, roles: Roles) -> list[Turn]:
-    """Return the turns of the history, then the instruction with its input, and the output."""
-    turns = exchanges(fields.get("history"))
-    asked = with_input(fields.text("instruction"), fields.text("input") if is_filled(fields.get("input")) else "")
-    return [*turns, *exchange(asked, fields.text("output"))]
+    asked = with_input(fields.text("instruction"), fields)
+    return [*exchanges(fields.get("history")), *exchange(asked, fields.text("output"))]
 
 
 def _asks_by_instruction(fields: Fields) -> bool:
@@ -338,13 +282,10 @@ ALPACA = chat_kind(
 
 
 def _read_prompt(fields: Fields, roles: Roles) -> list[Turn]:
-    """The history's pairs, the prompt and the response, which are texts or lists of messages; the prompt is not trained
-    on.
-    """
     prompt = said_by(fields, "prompt", roles, speaker="user", first="")
     for turn in prompt:
         if turn["role"] == "assistant":
-            turn["learn"] = False
+            turn["learn"] = False  # only the response is trained on
     return [*exchanges(fields.get("history")), *prompt, *said_by(fields, "response", roles)]
 
 
@@ -364,29 +305,23 @@ def said_by(
     ):
         return [{"role": speaker, "content": None, "tool_calls": tool_calls(listed, fields.column(role) or role)}]
     if isinstance(value, Mapping):
-        return turns_of(_messages_of(value, speaker), roles)
+        messages = [value]
+        if value and value.keys().isdisjoint(("role", "from")):  # texts by speaker, or any other object
+            are_said = all(usual_role(name) in ROLES and isinstance(text, str) for name, text in value.items())
+            said = value if are_said else {speaker: orjson.dumps(value).decode()}
+            messages = [{"role": name, "content": text} for name, text in said.items()]
+        return turns_of(messages, roles)
     if messages_in(value, first) is not None:
         return turns_of(fields.items(role, "messages"), roles)
     return [{"role": speaker, "content": fields.text(role)}]
 
 
-def _messages_of(value: Mapping[str, Any], speaker: str) -> list[Any]:
-    """Return a message; the messages of an object of texts by speaker; or an object as JSON text of the speaker."""
-    if not value or value.keys() & {"role", "from"}:
-        return [value]
-    if all(usual_role(name) in ROLES and isinstance(text, str) for name, text in value.items()):
-        return [{"role": name, "content": text} for name, text in value.items()]
-    return [{"role": speaker, "content": orjson.dumps(value).decode()}]
-
-
 def _read_question(fields: Fields, roles: Roles) -> list[Turn]:
-    """Return the turns of the history, then question and answer; the question may be missing if media ask it."""
-    asked = "" if fields.column("question") is None else fields.text("question")
+    asked = "" if fields.column("question") is None else fields.text("question")  # media may ask it
     return [*exchanges(fields.get("history")), *exchange(asked, fields.text("answer"))]
 
 
 def _asks(fields: Fields) -> bool:
-    """Return whether a row has a question, or media and no other possible question."""
     if fields.get("question") is not None:
         return True
     others = () if "question" in fields.columns else QUESTIONS
@@ -394,22 +329,19 @@ def _asks(fields: Fields) -> bool:
 
 
 def _read_caption(fields: Fields, roles: Roles) -> list[Turn]:
-    """Return the row's media in a turn of the user, and their text in a turn of the assistant."""
     text = fields.text("text")
     if not _shows(fields):
         raise DataError("the row has a caption and no media: add the media, or convert texts with --kind text")
-    slot = next(
-        (f"<{kind}>" for kind, role in MEDIA_ROLES.items() if fields.references(role) and f"<{kind}>" in text), ""
-    )
-    if slot:
-        raise DataError(
-            f"the text has {slot}, which a caption cannot have: write the row as messages, or pass --kind text"
-        )
-    turns = exchange("", text)
-    kind = file_kind(fields.get("file_name"))
-    if kind and not _has_media(fields):
-        turns[0]["content"] = [{"type": kind, "path": fields.get("file_name")}]
-    return turns
+    for kind, role in MEDIA_ROLES.items():
+        if fields.references(role) and f"<{kind}>" in text:
+            raise DataError(
+                f"the text has <{kind}>, which a caption cannot have: write the row as messages, or pass --kind text"
+            )
+    user, assistant = exchange("", text)
+    if not _has_media(fields):
+        path = fields.get("file_name")
+        user["content"] = [{"type": file_kind(path), "path": path}]
+    return [user, assistant]
 
 
 def _shows(fields: Fields) -> bool:

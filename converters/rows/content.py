@@ -59,47 +59,57 @@ def store_content(turns: Sequence[Turn], waiting: Waiting, media: SampleMedia, *
     without slots come before the first text of the user. DataError unless there are as many media as slots, and for
     content other than text or parts.
     """
-    turns = _with_video_slots([_with_own_media(turn) for turn in turns], waiting)
+    turns = [_with_own_media(turn) for turn in turns]
+    texts = [text_of(turn["content"]) for turn in turns] if waiting.get("video") and not waiting.get("image") else []
+    num_slots = sum(text.count("<image>") for text in texts)
+    if num_slots and num_slots == len(waiting["video"]) and not any("<video>" in text for text in texts):
+        plain = [turn for turn in turns if isinstance(turn["content"], str)]  # LLaVA-Video writes <image> for a video
+        for turn in plain:
+            turn["content"] = turn["content"].replace("<image>", "<video>")
     split = [turn | {"content": _split(turn["content"], waiting)} for turn in turns]
     for kind, references in waiting.items():
-        num_slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
-        if references and not num_slots and _are_same(references, held, kind):
-            waiting = {**waiting, kind: []}
+        slots, held = _slots_and_held([part for turn in split for part in _listed(turn["content"])], kind)
+        if references and not slots and _are_same(references, held, kind):
             continue
         first = next((turn for turn in split if turn["role"] == "user"), None)
-        if in_front and first and references and not num_slots:
-            slots = [{"type": kind}] * len(references)
+        if in_front and first and references and not slots:
+            slots = [{"type": kind} for _ in references]
             first["content"] = slots + [part for part in _listed(first["content"]) if part != _text("")]
-        elif num_slots != len(references):
-            remedy = "correct the row" if num_slots or held else f"write <{kind}> where each belongs"
+        elif len(slots) != len(references):
+            remedy = "correct the row" if slots or held else f"write <{kind}> where each belongs"
             raise DataError(
-                f"{num_slots} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
+                f"{len(slots)} slots for media of kind {kind} (<{kind}>, or a part without a source) and "
                 f"{len(references)} {MEDIA_ROLES[kind]}{f' (messages hold {len(held)} others)' if held else ''}: "
                 f"{remedy}, or pass --columns {MEDIA_ROLES[kind]}= to leave them out"
             )
-    nexts = {kind: iter(references) for kind, references in waiting.items()}
+        for slot, reference in zip(slots, references, strict=True):
+            slot[kind] = reference
     for turn in split:
         check_values(turn)
         if isinstance(turn["content"], list):
-            turn["content"] = [_store(part, nexts, media) for part in turn["content"]]
+            turn["content"] = [_store(part, media) for part in turn["content"]]
     return split
 
 
-def slots_of(turns: Sequence[Turn]) -> set[str]:
-    """Return the media slots in texts."""
-    return {slot for turn in turns for slot in _SLOT.findall(text_of(turn["content"]))}
+def notes_of(turns: Sequence[Turn]) -> set[str]:
+    """Return notes on media slots that stayed text, speakers of empty messages, and questions repeated in answers.
 
-
-def empty_of(turns: Sequence[Turn]) -> set[str]:
-    """Return a note for each speaker with an empty message that is trained on or answered."""
-    return {f"{EMPTY}{turn['role']}" for turn in turns if turn["role"] in ("user", "assistant") and _is_empty(turn)}
-
-
-def _is_empty(turn: Turn) -> bool:
-    parts = turn["content"] if isinstance(turn["content"], list) else []
-    if text_of(turn["content"]).strip() or any(part.get("type") not in _TEXT_PARTS for part in parts):
-        return False
-    return turn.get("learn", True) and not any(is_filled(turn.get(key)) for key in _IN_PLACE_OF_CONTENT)
+    Messages are noted only if they are trained on or answered.
+    """
+    texts = [text_of(turn["content"]).strip() for turn in turns]
+    notes = {slot for text in texts for slot in _SLOT.findall(text)}
+    for turn, text in zip(turns, texts, strict=True):
+        if text or turn["role"] not in ("user", "assistant") or not turn.get("learn", True):
+            continue
+        parts = turn["content"] if isinstance(turn["content"], list) else []
+        has_media = any(part.get("type") not in _TEXT_PARTS for part in parts)
+        if not has_media and not any(is_filled(turn.get(key)) for key in _IN_PLACE_OF_CONTENT):
+            notes.add(f"{EMPTY}{turn['role']}")
+    for (asked, question), (answer, text) in pairwise(zip(turns, texts, strict=True)):
+        is_pair = asked["role"] == "user" and answer["role"] == "assistant" and answer.get("learn", True)
+        if is_pair and repeats(question, text):
+            notes.add(REPEATED)
+    return notes
 
 
 def repeats(asked: str, answer: str) -> bool:
@@ -111,35 +121,8 @@ def repeats(asked: str, answer: str) -> bool:
     return len(asked) >= _LEAST_REPEATED and answer.startswith(asked)
 
 
-def repeated_in(turns: Sequence[Turn]) -> set[str]:
-    """Return a note if an answer to train on begins with its question."""
-    pairs = (
-        (text_of(asked["content"]).strip(), text_of(answer["content"]).strip())
-        for asked, answer in pairwise(turns)
-        if asked["role"] == "user" and answer["role"] == "assistant" and answer.get("learn", True)
-    )
-    return {REPEATED} if any(repeats(*pair) for pair in pairs) else set()
-
-
 def may_hold_slots(text: str) -> bool:
     return _SLOT.search(text) is not None
-
-
-def _with_video_slots(turns: Sequence[Turn], waiting: Waiting) -> Sequence[Turn]:
-    """Return the turns with <video> in place of <image> (LLaVA-Video's notation) if the row's media are only videos.
-
-    The turns must have as many <image> as the row has videos, and no <video>.
-    """
-    videos, texts = waiting.get("video"), [text_of(turn["content"]) for turn in turns]
-    if not videos or waiting.get("image") or any("<video>" in text for text in texts):
-        return turns
-    if sum(text.count("<image>") for text in texts) != len(videos):
-        return turns
-    is_text = [isinstance(turn["content"], str) for turn in turns]
-    return [
-        {**turn, "content": turn["content"].replace("<image>", "<video>")} if plain else turn
-        for turn, plain in zip(turns, is_text, strict=True)
-    ]
 
 
 def tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
@@ -162,10 +145,10 @@ def _with_own_media(turn: Turn) -> Turn:
     {"id": …}`.
     """
     named = {name: kind for kind, role in MEDIA_ROLES.items() for name in (role, kind) if name in turn}
+    if not named:
+        return turn
     held = {name: references_of(turn[name]) if is_filled(turn[name]) else [] for name in named}
     names = {name: kind for name, kind in named.items() if not held[name] or any(map(_may_lead_to_media, held[name]))}
-    if not names:
-        return turn
     own = {kind: held[name] for name, kind in names.items() if held[name]}
     left = {key: value for key, value in turn.items() if key not in names}
     if not own:
@@ -173,17 +156,16 @@ def _with_own_media(turn: Turn) -> Turn:
     parts = _listed(_split(turn["content"], own))
     for kind, references in reversed(own.items()):
         said = [name for name, each in names.items() if each == kind and held[name]]
-        num_slots, others = _slots_and_held(parts, kind)
-        if others and not num_slots and len(said) == 1 and _are_same(references, others, kind):
-            continue
-        if others and not num_slots:
+        slots, others = _slots_and_held(parts, kind)
+        if others and not slots:
+            if len(said) == 1 and _are_same(references, others, kind):
+                continue
             raise DataError(
                 f"a message has {len(references)} media in {' and '.join(said)} and {len(others)} others in parts of "
                 f"type {kind}: keep one of the two, or write all media as parts"
             )
         if len(said) > 1:
             raise DataError(f"a message has media in {' and in '.join(said)}: keep one of these keys")
-        slots = [each for each in parts if PART_KINDS.get(each["type"]) == kind and _source(each, kind)[1] is None]
         if not slots:
             slots = [{"type": kind} for _ in references]
             parts = slots + [part for part in parts if part != _text("")]
@@ -204,10 +186,10 @@ def _may_lead_to_media(value: Any) -> bool:
     return isinstance(value, (str, bytes, bytearray, memoryview, list, tuple))
 
 
-def _slots_and_held(parts: Sequence[Mapping[str, Any]], kind: str) -> tuple[int, list[Any]]:
-    """Return the number of a kind's parts without a reference, and the references of the other parts."""
-    sources = [_source(part, kind)[1] for part in parts if PART_KINDS.get(part["type"]) == kind]
-    return sources.count(None), [source for source in sources if source is not None]
+def _slots_and_held(parts: Sequence[dict[str, Any]], kind: str) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return the parts of a kind without a reference, and the references of the other parts."""
+    sources = [(part, _source(part, kind)[1]) for part in parts if PART_KINDS.get(part["type"]) == kind]
+    return [part for part, source in sources if source is None], [each for _, each in sources if each is not None]
 
 
 def _are_same(references: Sequence[Any], held: Sequence[Any], kind: str) -> bool:
@@ -219,28 +201,27 @@ def _are_same(references: Sequence[Any], held: Sequence[Any], kind: str) -> bool
 def _split(content: Any, waiting: Waiting) -> Any:
     """Return content unchanged, or in parts if text holds media slots."""
     if isinstance(content, str):
-        parts = _split_text(content, waiting)
-        return content if parts == [_text(content)] else parts
-    if isinstance(content, list):
-        return [small for part in content for small in _split_part(part, waiting)]
-    if content is not None:
+        pieces = _split_text(content, waiting)
+        return content if pieces == [_text(content)] else pieces
+    if content is None:
+        return None
+    if not isinstance(content, list):
         raise DataError(
             f"content must be a string or a list of parts, found {type(content).__name__}: correct the message"
         )
-    return None
-
-
-def _split_part(part: Any, waiting: Waiting) -> list[dict[str, Any]]:
-    kind = part.get("type") if isinstance(part, dict) else part
-    text = _text_of_part(part)
-    if text is not None:
-        return _split_text(text, waiting)
-    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in PART_KINDS:
-        raise DataError(
-            f"content parts of type {kind!r} are not supported: expected {{'type': 'text', 'text': …}} or one of "
-            f"{', '.join(PART_KINDS)}"
-        )
-    return [{key: value for key, value in part.items() if value is not None}]
+    parts = list[dict[str, Any]]()
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if (text := _text_of_part(part)) is not None:
+            parts += _split_text(text, waiting)
+        elif isinstance(part, dict) and isinstance(kind, str) and kind in PART_KINDS:
+            parts.append({key: value for key, value in part.items() if value is not None})
+        else:
+            raise DataError(
+                f"content parts of type {kind!r} are not supported: expected {{'type': 'text', 'text': …}} or one of "
+                f"{', '.join(PART_KINDS)}"
+            )
+    return parts
 
 
 def text_of(content: Any) -> str:
@@ -267,18 +248,16 @@ def _split_text(text: str, waiting: Waiting) -> list[dict[str, Any]]:
     return [part for part in parts if part != _text("")] or [_text("")]
 
 
-def _store(part: dict[str, Any], nexts: Mapping[str, Iterator[Any]], media: SampleMedia) -> dict[str, Any]:
+def _store(part: dict[str, Any], media: SampleMedia) -> dict[str, Any]:
     if part["type"] == "text":
         return part
     kind = PART_KINDS[part["type"]]
     source_key, source = _source(part, kind)
     if source is None:
-        if kind not in nexts:
-            raise DataError(
-                f"a part of type {part['type']!r} has no source, and the row no column of {MEDIA_ROLES[kind]}: "
-                f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
-            )
-        source = next(nexts[kind])
+        raise DataError(
+            f"a part of type {part['type']!r} has no source, and the row no column of {MEDIA_ROLES[kind]}: "
+            f"give it a path or data, or name the column with --columns {MEDIA_ROLES[kind]}=COLUMN"
+        )
     _check_one_reference(part, kind)
     said = [each for each in (part, part.get(source_key), source) if isinstance(each, Mapping)]
     stored = media.add(kind, source, said=said)
@@ -316,7 +295,10 @@ def _check_one_reference(part: Mapping[str, Any], kind: str) -> None:
     (first, source), *others = [*_references(part, kind)] or [("", None)]
     for key, value in others:
         inner = _inner(value)
-        is_origin = _is_origin(inner, source) or ("path" in (first, key) and is_data(source) != is_data(inner))
+        is_origin = "path" in (first, key) and is_data(source) != is_data(inner)
+        if isinstance(inner, str):  # on the web, or in a store where the source is not an address
+            is_origin |= inner.lower().startswith(("http://", "https://"))
+            is_origin |= bool(_STORE.match(inner)) and not _STORE.match(str(_inner(source))[:80])
         is_reference = inner and isinstance(inner, (str, bytes, Mapping))
         if is_reference and not is_origin and not _leads_to_same(inner, source):
             raise DataError(
@@ -343,14 +325,6 @@ def _leads_to_same(one: Any, other: Any) -> bool:
         return bool(one == other)
     short, long = sorted((PurePosixPath(one).parts, PurePosixPath(other).parts), key=len)
     return bool(short) and long[-len(short) :] == short
-
-
-def _is_origin(value: Any, source: Any) -> bool:
-    """Whether a value is an address on the web, or in a store where the source is not an address."""
-    if not isinstance(value, str):
-        return False
-    is_on_web = value.lower().startswith(("http://", "https://"))
-    return is_on_web or (_STORE.match(value) is not None and not _STORE.match(str(_inner(source))[:80]))
 
 
 def _listed(content: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from ...processors.json_text import parsed
 
 Columns = Mapping[str, tuple[str, ...]]  # role -> usual names of its column, in order of preference
 QUESTIONS = ("question", "query", "prompt", "problem", "instruction", "input", "inputs")  # usual names of questions
-# A column of one choice: option_a, choice1, opB, or only a capital letter.
-_CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 
 
 def named_alike(*roles: str) -> Columns:
@@ -51,7 +48,9 @@ class Fields:
         column = self.column(role)
         value = None if column is None else value_at(self.values, column)
         if role == "messages" and isinstance(value, dict):
-            value = _objects_of(value)
+            lists = list(value.values())  # `datasets` stores a list of objects in an object of equally long lists
+            if lists and all(isinstance(each, list) and len(each) == len(lists[0]) for each in lists):
+                value = [dict(zip(value, each, strict=True)) for each in zip(*lists, strict=True)]
         return None if _is_missing(value) else value
 
     def text(self, role: str) -> str:
@@ -80,18 +79,6 @@ class Fields:
         return references_of(self.get(role))
 
 
-def columns_of_choices(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return letter or number -> column, for columns of one choice each: option_a and option_b, or A, B and C."""
-    found: dict[str, dict[str, str]] = {}
-    for name in row:
-        if (matched := _CHOICE.fullmatch(name)) and is_filled(row[name]):
-            found.setdefault((matched[1] or "").lower(), {})[matched[2].lower()] = name
-    for stem, names in found.items():
-        if any(names.keys() >= {*first} for first in (("ab", "12", "01") if stem else ("abc",))):
-            return names
-    return {}
-
-
 def references_of(value: Any) -> list[Any]:
     """Return references to media: from a list, its JSON text, or one reference; [] for none."""
     value = unpacked(value)
@@ -111,18 +98,6 @@ def value_at(values: Mapping[str, Any], column: str) -> Any:
     outer, _, inner = column.partition(".")
     nested = values.get(outer)
     return value_at(nested, inner) if isinstance(nested, Mapping) else None
-
-
-def _objects_of(lists: Mapping[str, Any]) -> Any:
-    """Return a list of objects that `datasets` stores in an object of equally long lists; other objects unchanged.
-
-    >>> _objects_of({"from": ["human", "gpt"], "value": ["a", "b"]})
-    [{'from': 'human', 'value': 'a'}, {'from': 'gpt', 'value': 'b'}]
-    """
-    columns = list(lists.values())
-    if not columns or not all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
-        return lists
-    return [dict(zip(lists, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 def _is_missing(value: Any) -> bool:

@@ -65,7 +65,14 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
     if encoding.startswith("ndarray:") and isinstance(value, (list, tuple)):
         value = _numbers(name, encoding, value, dtype=encoding.split(":")[1])
     elif encoding in _WRITTEN:
-        return _written(name, encoding, value)
+        try:
+            number = _WRITTEN[encoding](value)
+            if isinstance(value, (int, float)) and number != value == value:
+                raise ValueError("it would be rounded")
+            return number
+        except (ValueError, TypeError, OverflowError, InvalidOperation) as error:
+            what = f"column {name!r} holds {str(value)[:80]!r}, which is no {encoding}: correct the row"
+            raise DataError(what) from error
     elif encoding in _DTYPES and encoding != "float64" and isinstance(value, (int, float)):
         return _numbers(name, encoding, value, dtype=encoding)[()]
     found = "null" if value is None else _encoding(name, value)
@@ -83,9 +90,12 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
         return value if isinstance(value, bytes) else read_media(value)
     has_shape = encoding.startswith(f"{found}:") and encoding.rpartition(":")[2] == ",".join(map(str, value.shape))
     if found != encoding and not has_shape:
+        as_bytes = (encoding, found) in (("json", "bytes"), ("bytes", "null"))
+        no_other = "bytes" in (encoding, found) or found.startswith("ndarray")
+        other = _as_bytes(name) if as_bytes else "" if no_other else f"keep it as {name}:json, "
         raise DataError(
             f"column {name!r} holds {found} here and {encoding} in the first rows: write it with one type, "
-            f"{_other_encoding(name, encoding, found)}or leave it out of --keep"
+            f"{other}or leave it out of --keep"
         )
     if encoding == "bytes":
         return value if isinstance(value, bytes) else read_media(value)
@@ -94,30 +104,8 @@ def fit_value(name: str, encoding: str, value: Any, *, read_media: Callable[[Any
     return value
 
 
-def _other_encoding(name: str, encoding: str, found: str) -> str:
-    """Return the part of a remedy that names another encoding for the column; "" if no encoding fits."""
-    if found == "bytes":
-        return _as_bytes(name) if encoding == "json" else ""
-    if encoding == "bytes" and found == "null":
-        return _as_bytes(name)
-    return "" if encoding == "bytes" or found.startswith("ndarray") else f"keep it as {name}:json, "
-
-
 def _as_bytes(name: str) -> str:
     return f"keep it as {name}:bytes if all its rows that hold something hold bytes, "
-
-
-def _written(name: str, encoding: str, value: Any) -> Any:
-    """Return a number to store in text form."""
-    try:
-        number = _WRITTEN[encoding](value)
-        if isinstance(value, (int, float)) and number != value == value:
-            raise ValueError("it would be rounded")
-        return number
-    except (ValueError, TypeError, OverflowError, InvalidOperation) as error:
-        raise DataError(
-            f"column {name!r} holds {str(value)[:80]!r}, which is no {encoding}: correct the row"
-        ) from error
 
 
 def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[Any, Any]:
@@ -142,7 +130,14 @@ def _numbers(name: str, encoding: str, value: Any, *, dtype: str) -> np.ndarray[
 def _encoding(name: str, value: Any) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.ndarray):
-        return _array_encoding(name, value)
+        if value.dtype.name not in _DTYPES:
+            raise DataError(
+                f"column {name!r} holds an array of {value.dtype}, expected one of {', '.join(_DTYPES)}: convert it"
+            )
+        if value.size == 0 or value.ndim == 0:
+            what = f"column {name!r} holds an array of shape {value.shape}, which MDS cannot: leave the row out"
+            raise DataError(what)
+        return f"ndarray:{value.dtype.name}"
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         return "bytes"
     if value is None or isinstance(value, (bool, list, tuple, dict)):
@@ -153,13 +148,3 @@ def _encoding(name: str, value: Any) -> str:
         if isinstance(value, kind):
             return encoding
     raise DataError(f"column {name!r} holds {type(value).__name__}, a type that MDS does not support: write it as text")
-
-
-def _array_encoding(name: str, value: np.ndarray[Any, Any]) -> str:
-    if value.dtype.name not in _DTYPES:
-        raise DataError(
-            f"column {name!r} holds an array of {value.dtype}, expected one of {', '.join(_DTYPES)}: convert it"
-        )
-    if value.size == 0 or value.ndim == 0:
-        raise DataError(f"column {name!r} holds an array of shape {value.shape}, which MDS cannot: leave the row out")
-    return f"ndarray:{value.dtype.name}"

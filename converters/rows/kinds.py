@@ -18,7 +18,7 @@ from . import schemas
 from .chat import MEMBER_IMAGES
 from .chat_kinds import ALPACA, CAPTION, DIALOG, EXCHANGES, MESSAGES, PROMPT_RESPONSE, QUESTION_ANSWER, SHAREGPT
 from .content import file_kind
-from .fields import Fields, check_text, named_alike
+from .fields import Columns, Fields, check_text, named_alike
 from .preference_kinds import KTO, PREFERENCE
 from .references import SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind
@@ -76,7 +76,7 @@ def _read_image(fields: Fields, options: ReadOptions, media: SampleMedia) -> dic
 
 def _label(fields: Fields) -> int:
     """Return the number of a row's class: a number, its text, or the number of a name in its column (ClassLabel)."""
-    value, name = fields.get("label"), fields.column("label")
+    value = fields.get("label")
     if value is None:
         return NO_LABEL
     if isinstance(value, ClassName):
@@ -84,15 +84,17 @@ def _label(fields: Fields) -> int:
     text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or not NO_LABEL <= int(text) < _MAX_LABEL:
         raise DataError(
-            f"label {text[:80]!r} in column {name!r} is no number of a class, from 0 on (or -1 for none): number the "
-            "classes, or pass --columns label= to leave labels out"
+            f"label {text[:80]!r} in column {fields.column('label')!r} is no number of a class, from 0 on (or -1 for "
+            "none): number the classes, or pass --columns label= to leave labels out"
         )
     return int(text)
 
 
+_IMAGE: Columns = {**MEMBER_IMAGES, **named_alike("file_name")}
+_LABEL: Columns = {"label": ("label", "cls")}
 IMAGE = RowKind(
     name="image",
-    may={**MEMBER_IMAGES, **named_alike("file_name"), "label": ("label", "cls")},
+    may={**_IMAGE, **_LABEL},
     needs_text="image (or file_name), and perhaps label, a number",
     schema=schemas.IMAGE,
     read=_read_image,
@@ -104,9 +106,7 @@ IMAGE = RowKind(
 
 def the_image(fields: Fields) -> Any:
     """Return the reference to the only image of a row; DataError for no image or several."""
-    references = fields.references("images")
-    if not references and fields.get("file_name") is not None:
-        references = [fields.get("file_name")]
+    references = fields.references("images") or fields.references("file_name")
     if len(references) != 1:
         raise DataError(
             f"{len(references)} images in column {fields.column('images')!r}, expected one: correct the row"
@@ -127,8 +127,8 @@ def _shows(fields: Fields) -> bool:
 
 IMAGE_LABEL = RowKind(
     name="image-label",
-    needs={"label": ("label", "cls")},
-    may={**MEMBER_IMAGES, **named_alike("file_name")},
+    needs=_LABEL,
+    may=_IMAGE,
     accepts=_shows,
     needs_text="image (or file_name) and label",
     schema=columns_schema({"image": "bytes", "label": "str"}),
@@ -136,23 +136,10 @@ IMAGE_LABEL = RowKind(
 )
 
 
-_IN_ORDER: tuple[RowKind, ...] = (
-    TOKENS,
-    PREFERENCE,
-    KTO,
-    MESSAGES,
-    SHAREGPT,
-    EXCHANGES,
-    ALPACA,
-    PROMPT_RESPONSE,
-    QUESTION_ANSWER,
-    CAPTION,
-    TEXT,
-    IMAGE_LABEL,
-    DIALOG,
-    IMAGE,
-    COLUMNS,
-)
+_IN_ORDER = (
+    TOKENS, PREFERENCE, KTO, MESSAGES, SHAREGPT, EXCHANGES, ALPACA, PROMPT_RESPONSE, QUESTION_ANSWER, CAPTION, TEXT,
+    IMAGE_LABEL, DIALOG, IMAGE, COLUMNS,
+)  # fmt: skip
 KINDS = Registry[RowKind](
     "rows",
     {kind.name: kind for kind in _IN_ORDER},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,17 +14,17 @@ from ...extras import need
 from ...processors.base import or_error
 from ...types import Sample
 from .chat_kinds import EXTRA_COLUMNS, check_texts
+from .column_names import ANSWERS
 from .fields import Fields, head_of, is_filled, value_at
 from .kept_columns import column_encoding, fit_value, named_encoding
 from .kinds import COLUMNS, KINDS, column_roles, usual_names
-from .media_columns import NoMedia, any_holds_media, check_media_columns
 from .nearest import PROMPTS, chosen, decided, no_kind, only_asks, proved, sure_choice
 from .options import SchemaOptions, check_heard
 from .preference_kinds import VERDICT_COLUMNS, check_pairs, check_verdict, check_verdicts
-from .references import SampleMedia
+from .references import NoMedia, SampleMedia
 from .row_kind import ReadOptions, ReadSimple, RowKind, UndecidedError
 from .schemas import MESSAGES, TEXT, Schema
-from .side_columns import ANSWERS, OF_EACH_ROW, check_each_row, check_side_columns
+from .side_columns import OF_EACH_ROW, check_each_row, check_side_columns
 from .speakers import untagged
 from .vendors import MARKS, usual_row
 
@@ -127,8 +128,13 @@ class Mapper:
 
     def any_holds_media(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether one of these rows refers to media."""
-        named = [each for row in rows if not isinstance(each := or_error(_usually_named, row, self.options), DataError)]
-        return any_holds_media(named, self.kind, options=self.options, found=self.found)
+        media = NoMedia(None)
+        for row in _usual_rows(rows, self.options):
+            with suppress(DataError):  # raised again when the row is read
+                self.kind.read(Fields(row, self.kind.columns, self.options.columns, self.found), self.options, media)
+            if media.num_added:
+                return True
+        return False
 
     @property
     def schema(self) -> str:
@@ -146,21 +152,19 @@ class Mapper:
         need("PIL", by="images")
         from PIL import __version__ as pillow_version
 
-        options = {name: getattr(self.options, name) for name in ("system", "learn", "media_root", "max_image_pixels")}
+        options = self.options
         said: dict[str, Any] = {
-            **options,
+            **{name: getattr(options, name) for name in ("system", "learn", "media_root", "max_image_pixels")},
             "version": ROWS_VERSION,
             "format": self.kind.name,
             "found": dict(self.found),
-            "columns": dict(self.options.columns),
+            "columns": dict(options.columns),
             "kept": dict(self.kept),
-            "roles": dict(self.options.roles),
-            "pillow": pillow_version if self.options.max_image_pixels else None,
+            "roles": dict(options.roles),
+            "pillow": pillow_version if options.max_image_pixels else None,
+            **({"tags": dict(options.tags)} if options.tags else {}),
+            **({"dataset_info": asdict(options.dataset_info)} if options.dataset_info else {}),
         }
-        if self.options.tags:
-            said["tags"] = dict(self.options.tags)
-        if self.options.dataset_info:
-            said["dataset_info"] = asdict(self.options.dataset_info)
         return json.dumps(said, sort_keys=True)
 
 
@@ -185,14 +189,13 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     names, info = list(dict.fromkeys(str(name) for row in rows for name in row)), options.dataset_info
     if info is not None:
         info.check_columns(names)
-    made = [or_error(_usually_named, row, options) for row in rows]
-    found = [each for each in made if not isinstance(each, DataError)]
+    found = _usual_rows(rows, options)
     if not found:
-        raise next(each for each in made if isinstance(each, DataError))
+        _usually_named(rows[0], options)  # raises
     try:
         mapper = _find(found, options)
     except UndecidedError as error:
-        raise decided(error, rows, options, _find_usual) from None
+        raise decided(error, rows, options, lambda rows, tried: _find(_usual_rows(rows, tried), tried)) from None
     if info is not None:
         return replace(mapper, names=filled_names(rows), description=info.describe(names, kept=list(mapper.kept)))
     forms = [] if found == list(rows) or options.tags else [or_error(usual_row, row) for row in rows]
@@ -201,10 +204,10 @@ def find_mapper(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Ma
     return replace(mapper, names=filled_names(rows), description=description)
 
 
-def _find_usual(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
-    """Return the mapper; raise UndecidedError."""
+def _usual_rows(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> list[Mapping[str, Any]]:
+    """Return the rows with the usual names of columns and keys, without rows that do not fit."""
     named = [or_error(_usually_named, row, options) for row in rows]
-    return _find([row for row in named if not isinstance(row, DataError)], options)
+    return [row for row in named if not isinstance(row, DataError)]
 
 
 def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping[str, Any]:
@@ -213,8 +216,7 @@ def _usually_named(values: Mapping[str, Any], options: SchemaOptions) -> Mapping
     if info is None and options.tags:
         return untagged(values, options.tags)
     if info is None:
-        is_asked = options.kind or options.columns or options.keep
-        return values if is_asked else usual_row(values)[0]
+        return values if options.kind or options.columns or options.keep else usual_row(values)[0]
     row = info.align(values)
     others = values.keys() - row.keys() - set(info.columns.values()) if options.keep else ()
     return {**row, **{name: values[name] for name in values if name in others}}
@@ -240,48 +242,53 @@ def _find(rows: Sequence[Mapping[str, Any]], options: SchemaOptions) -> Mapper:
     if kind.schema == MESSAGES and options.kind is None:
         check_verdicts(rows, kind.name)
     check_heard(options, kind)
-    found: dict[str, str] = {}
-    read: list[str] = []
-    synonyms: dict[str, list[str]] = {}
-    for role in kind.columns:
-        columns = [column for row in rows if (column := Fields(row, kind.columns, options.columns).column(role))]
-        found |= {role: columns[0]} if columns else {}
-        synonyms |= {role: several} if len(several := list(dict.fromkeys(columns))) > 1 else {}
-        read += columns
+    columns_of = {
+        role: [column for row in rows if (column := Fields(row, kind.columns, options.columns).column(role))]
+        for role in kind.columns
+    }
+    found = {role: columns[0] for role, columns in columns_of.items() if columns}
+    synonyms = {role: several for role in found if len(several := list(dict.fromkeys(columns_of[role]))) > 1}
+    read = [column for columns in columns_of.values() for column in columns]
     kept_names = _kept_names(kind, names, read, options)
     kept = {
         name: encoding or column_encoding(name, [row.get(name) for row in rows])
         for name, encoding in kept_names.items()
     }
     check_texts(rows, found)
-    heads = [head_of(column, names) for column in read]
-    left = [name for name in names if name not in {*read, *kept, *heads}]
-    left += _nested_left(rows, read, set(heads) - {*read, *kept})
+    left = _left(rows, names, read, kept)
     if options.kind is None and options.dataset_info is None:
         asked, answers = found.get("messages"), [name for name in left if name.lower().startswith(ANSWERS)]
         if kind.name in ("messages", "sharegpt") and asked and not answers and only_asks(rows, asked):
             raise UndecidedError(f"column {asked} {PROMPTS}", (), "complete the rows, by --map FILE.py:FUNCTION")
         check_side_columns(rows, kind, found=found, left=left, columns=options.columns)
-        check_media_columns(rows, kind, read=read, left=left, columns=options.columns)
-    description = _describe(kind, found, kept, left, names)
+    reads = [f"{name} as {role}" if name != role else name for role, name in found.items()]
+    absent = {name: ", in none of the first rows" for name in kept if name not in names}
+    keeps = [f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept]
+    verbs = {"reads": reads, "keeps": keeps, "leaves out": left}
     return Mapper(
         kind=kind,
         options=options,
         found=found,
         kept=kept,
         names=filled_names(rows),
-        description=description,
+        description="; ".join([kind.name, *(f"{verb} {', '.join(each)}" for verb, each in verbs.items() if each)]),
         synonyms=synonyms,
         left=left,
     )
 
 
-def _nested_left(rows: Sequence[Mapping[str, Any]], read: Sequence[str], heads: Collection[str]) -> list[str]:
-    """Return the names, with dots, of unread members of objects of which other members are read."""
-    found = [
-        f"{head}.{inner}" for row in rows for head in heads if isinstance(row.get(head), Mapping) for inner in row[head]
-    ]
-    return [name for name in dict.fromkeys(found) if not any(f"{each}.".startswith(f"{name}.") for each in read)]
+def _left(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], read: Sequence[str], kept: Collection[str]
+) -> list[str]:
+    """Return the columns left out, and members of objects of which other members are read, with dots."""
+    heads = dict.fromkeys(head_of(column, names) for column in read)
+    inner = [f"{head}.{name}" for head in heads if head not in {*read, *kept} for name in _members(rows, head)]
+    left = [name for name in names if name not in {*read, *kept, *heads}]
+    return left + [name for name in inner if not any(f"{each}.".startswith(f"{name}.") for each in read)]
+
+
+def _members(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, None]:
+    return dict.fromkeys(name for row in rows if isinstance(row.get(column), Mapping) for name in row[column])
 
 
 def _find_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str], options: SchemaOptions) -> RowKind | None:
@@ -314,12 +321,10 @@ def _kept_names(
 ) -> dict[str, str | None]:
     """Return the columns to keep -> the user's encoding (COLUMN:json, COLUMN:ndarray:int32), or None."""
     keeps_all = not kind.columns  # a kind without read columns keeps all columns by default
-    kept: dict[str, str | None]
-    if isinstance(options.keep, bool):
-        kept = {name: None for name in names if name not in read} if options.keep or keeps_all else {}
+    if options.keep is True or (keeps_all and not options.keep):
+        kept: dict[str, str | None] = {name: None for name in names if name not in read}
     else:
-        asked = list(options.keep) or (list(names) if keeps_all else [])
-        kept = dict(named_encoding(text, names) for text in asked)
+        kept = dict(named_encoding(text, names) for text in options.keep or ())
     absent = [name for name, encoding in kept.items() if name not in names and encoding not in ("json", "bytes")]
     if absent:
         raise DataError(
@@ -333,20 +338,6 @@ def _kept_names(
             "column in the source"
         )
     return kept
-
-
-def _describe(
-    kind: RowKind, read: Mapping[str, str], kept: Mapping[str, str], left: Sequence[str], names: Sequence[str]
-) -> str:
-    said = [kind.name]
-    if read:
-        said.append("reads " + ", ".join(f"{name} as {role}" if name != role else name for role, name in read.items()))
-    if kept:
-        absent = {name: ", in none of the first rows" for name in kept if name not in names}
-        said.append("keeps " + ", ".join(f"{name} ({kept[name]}{absent.get(name, '')})" for name in kept))
-    if left:
-        said.append(f"leaves out {', '.join(left)}")
-    return "; ".join(said)
 
 
 # Columns without values in the first rows, which decide the reading, and with values in a later row. Pure.
@@ -395,9 +386,8 @@ def each_answer(sample: Sample) -> Iterator[Sample]:
     stored = json.loads(sample["messages"])
     messages = stored["messages"] if isinstance(stored, dict) else stored
     for index, message in enumerate(messages):
-        if message["role"] != "assistant" or not message.get("learn", True):
-            continue
-        if not (message.get("content") or message.get("tool_calls")):
+        is_answer = message["role"] == "assistant" and (message.get("content") or message.get("tool_calls"))
+        if not is_answer or not message.get("learn", True):
             continue
         earlier = [{**each, "learn": False} if each["role"] == "assistant" else each for each in messages[:index]]
         chat = [*earlier, message]

@@ -13,58 +13,23 @@ from typing import Any, Protocol
 
 from ...errors import DataError, LmmsStreamError
 from ...types import Sample
+from . import column_names as of
 from .chat import MEDIA_COLUMNS, MEMBER_IMAGES, SYSTEM_ROLES
 from .chat_kinds import EXCHANGES
 from .content import MEDIA_ROLES
 from .fields import QUESTIONS, is_filled, unpacked, value_at
 from .kinds import KINDS
-from .media_columns import media_columns
 from .options import SchemaOptions
 from .preference_kinds import is_verdict
 from .row_kind import Choice, UndecidedError
-from .side_columns import ANSWERS, CHOICES, choices_in, choices_unread
+from .side_columns import choices_unread, media_columns
 from .speakers import USUAL_ROLES, readings_of, readings_said
 
-# Pairs of names with a single meaning: a question and its answer. For other names, the user decides.
-_PAIRS = (
-    ("problem", "solution"), ("problem", "answer"), ("question", "answer"), ("question", "response"),
-    ("question", "solution"), ("query", "answer"), ("user", "assistant"), ("human", "assistant"), ("input", "output"),
-    ("input", "target"), ("source", "target"), ("src", "tgt"), ("q", "a"), ("prompt", "output"), ("prompt", "answer"),
-    ("instruction", "completion"), ("instruction", "answer"), ("article", "highlights"), ("article", "summary"),
-    ("document", "summary"), ("dialogue", "summary"),
-)  # fmt: skip
-_TEXTS = ("content", "raw_content", "document", "body", "markdown", "page_content", "contents", "abstract", "code")
-_ASKED = (*QUESTIONS, "q", "user", "human", "src", "article", "document", "short_question")
-_ANSWERED = (
-    *ANSWERS, "a", "assistant", "canonical_solution", "reference_solution", "solution", "tgt", "summary", "highlights",
-    "sql", "cypher", "short_answer", "long_answer", "des",
-)  # fmt: skip
-_GOLD = re.compile(
-    r"^(expected|correct|gold|reference)_|(^|_)(answer|solution|response|summary|ground_truth)$", re.IGNORECASE
-)
-_NO_ANSWER = re.compile(
-    r"prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|tags|"
-    r"keywords|filename|title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$",
-    re.IGNORECASE,
-)
 _SUFFIX = re.compile(r"_(text|string|[a-z]{2})$")  # question_text, answer_es
 _PATH = re.compile(r"(https?://\S+|[^\s/]*/\S*|\S+\.[A-Za-z]\w{0,4})")
-_CONTEXTS = ("context", "combined_context", "passage", "schema", "schema_text", "ddl", "evidence", "input")
-_ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # alternatives, not conversations
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
-_OF_FACTS = re.compile(
-    r"^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|"
-    r"key|url|path|lang|language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|topic|domain|title)$",
-    re.IGNORECASE,
-)
-_OF_THOUGHTS = re.compile(r"think|thought|reason|(^|_)cot(_|$)|trajector|rationale", re.IGNORECASE)
-_PAIRS_OF_ANSWERS = (
-    ("chosen", "rejected"), ("preferred", "non_preferred"), ("preferred", "dispreferred"), ("better", "worse"),
-    ("best", "worst"), ("winner", "loser"),
-)  # fmt: skip
 PROMPTS = "holds prompts without answers, which lmms_stream.rl reads for reinforcement learning"
-_METADATA = re.compile(r"meta|info|signals|extra|tags|stats|urls|config", re.IGNORECASE)
 _LONG_NAME = 60  # of a column
 PROVED_ROWS = 100  # first rows of a proof
 _SHOWN = 40  # characters of a text of the decoded sample
@@ -77,17 +42,16 @@ def no_kind(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Undecide
     if value := next((name for name in names if name.isdigit() or len(name) > _LONG_NAME), None):
         found += f" ({value[:_LONG_NAME]!r} looks like a value: the first row of CSV is to name the columns)"
     by_map = "make other rows with --map FILE.py:FUNCTION, or keep the columns with --keep"
-    if alternatives := choices_in(rows):
-        what, _, rest = choices_unread(alternatives)
+    if alternatives := choices_unread(rows):
+        what, _, rest = alternatives
         return UndecidedError(f"{found}: {what}", (), f"{rest}, or keep the columns with --keep")
     judged = next((name for name in names if "reward_model" in names and _asks_alone(rows, name)), None)  # verl's rows
     if asked := judged or _prompts_in(rows, names):
         return UndecidedError(f"{found}: column {asked} {PROMPTS}", (), by_map)
     choices = {str(choice): choice for choice in _choices(rows, names)}
-    roles = (
-        "name columns by their roles with --columns (prompt, response, messages, text, chosen, rejected, images, …), "
-    )
-    return UndecidedError(found, [*choices.values()], by_map if choices else f"{roles}{by_map}")
+    roles = "prompt, response, messages, text, chosen, rejected, images, …"
+    by_name = "" if choices else f"name columns by their roles with --columns ({roles}), "
+    return UndecidedError(found, [*choices.values()], f"{by_name}{by_map}")
 
 
 def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choice | None:
@@ -96,12 +60,12 @@ def sure_choice(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Choi
     None if the rows have more texts.
     """
     texts = _texts(rows, names)
-    if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(_OF_THOUGHTS.search, names)):
+    if media_columns(rows, names) or _MEDIA_NAMES & {*names} or any(map(of.OF_THOUGHTS.search, names)):
         return None
     lower = {name.lower(): name for name in texts}
-    if len(lower) == 1 and (text := next(iter(lower))) in _TEXTS:
+    if len(lower) == 1 and (text := next(iter(lower))) in of.DOCUMENTS:
         return Choice(columns={"text": lower[text]})
-    pair = next((pair for pair in _PAIRS if {*pair} == {*lower}), None)
+    pair = next((pair for pair in of.SURE_PAIRS if {*pair} == {*lower}), None)
     return Choice(columns={"prompt": lower[pair[0]], "response": lower[pair[1]]}) if pair else None
 
 
@@ -111,50 +75,46 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     ranked = sorted(media.items(), key=lambda each: each[0].endswith("id"))  # a path before the name of a file
     roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(ranked) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
-    asked, prompts = _like(texts, _ASKED), _lists_of_prompts(rows)
+    asked, prompts = _like(texts, of.ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
     for pair in _compared(rows, names):
         yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
     for columns, tags in _conversations(rows, names):
         why = f"if {tags['assistant_tag']} is the assistant" if {"user_tag", "assistant_tag"} <= tags.keys() else ""
         yield Choice(columns={**roles, **columns}, tags=tags, why=why)
-    if prompts and (answered := _like(texts, _ANSWERED)):
+    if prompts and (answered := _like(texts, of.ANSWERED)):
         yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
     pairs = _pair(rows, texts)
-    about = next((name for name in texts if name.lower() in _CONTEXTS and name != asked), None)
+    about = next((name for name in texts if name.lower() in of.INPUTS and name != asked), None)
     if asked and about and len(pairs) == 1:
         yield Choice(kind="alpaca", columns={**roles, "instruction": asked, "input": about, "output": pairs[0][1]})
     is_judged = any(is_verdict(row.get("label")) for row in rows)
     for one, other in pairs:  # a label next to unknown names need not judge an answer
         no_label = {"label": ""} if is_judged and not asked else {}
         yield Choice(columns={**roles, "prompt": one, "response": other, **no_label})
-    if not pairs:
-        yield from _misspelt(names)
-    document = _like(texts, _TEXTS)
+    for kind in () if pairs else KINDS.values():  # names that are nearly usual
+        near = {role: _like(names, usual) for role, usual in kind.needs.items()}
+        if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
+            columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
+            yield Choice(columns=columns) if columns else Choice(kind=kind.name)
+    document = _like(texts, of.DOCUMENTS)
     if document and len(texts) > 1 and not asked:
-        listed = [name for name in texts if name != document and not _NO_ANSWER.search(name)]
+        listed = [name for name in texts if name != document and not of.NO_ANSWER.search(name)]
         if not pairs and any(_length(rows, name) > _length(rows, document) for name in listed):  # a short request
             yield from (Choice(columns={**roles, "prompt": document, "response": name}) for name in listed)
         yield Choice(columns={**roles, "text": document})
-    objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in _ALTERNATIVES]
-    question, answer = asked or _like(objects, _ASKED), _like(objects, _ANSWERED)
-    answer = answer or next(filter(_GOLD.search, objects), None)
+    objects = [name for name in names if isinstance(rows[0].get(name), Mapping) and name not in of.ALTERNATIVES]
+    question, answer = asked or _like(objects, of.ASKED), _like(objects, of.ANSWERED)
+    answer = answer or next(filter(of.GOLD.search, objects), None)
     if not pairs and question and answer:
         yield Choice(columns={**roles, "prompt": question, "response": answer}, why="objects become JSON text")
     has_media = media or _MEDIA_NAMES & {*names}
-    captions = [name for name in texts if not (_NO_ANSWER.search(name) or _is_same(rows, name))]
+    captions = [name for name in texts if not (of.NO_ANSWER.search(name) or _is_same(rows, name))]
     if has_media and len(captions) == 1 and captions[0].lower() not in QUESTIONS:
         yield Choice(columns={**roles, "text": captions[0]})
-    elif len(texts) == 1 and not has_media and not asked and not prompts and not _holds_objects(rows):
-        yield Choice(columns={"text": texts[0]})
-
-
-def _holds_objects(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether lists or objects next to texts may hold answers; metadata does not."""
-    return any(
-        isinstance(value, (list, dict)) and bool(value) and not _METADATA.search(name)
-        for row in rows
-        for name, value in row.items()
-    )
+    elif len(texts) == 1 and not has_media and not asked and not prompts:
+        others = (each for row in rows for each in row.items() if not of.METADATA.search(each[0]))
+        if not any(isinstance(value, (list, dict)) and value for _, value in others):  # which may hold answers
+            yield Choice(columns={"text": texts[0]})
 
 
 def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
@@ -170,12 +130,12 @@ def _texts(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]
 
 def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     values = [value for row in rows if is_filled(value := value_at(row, name))]
-    is_usual = _like([name], (*_ASKED, *_ANSWERED, *_TEXTS)) is not None or _GOLD.search(name) is not None
+    is_usual = _like([name], (*of.ASKED, *of.ANSWERED, *of.DOCUMENTS)) is not None or of.GOLD.search(name) is not None
     types: tuple[type, ...] = (str, int, float) if is_usual else (str,)
     if not values or name == "__key__" or not all(isinstance(value, types) for value in values):
         return False
     words = max(len(str(value).split()) for value in values)
-    if _OF_FACTS.search(name):
+    if of.OF_FACTS.search(name):
         is_of_pair = name.lower() == "source" and any("target" in each for each in map(str.lower, rows[0]))
         return words > 3 or is_of_pair
     if not is_usual and all(_PATH.fullmatch(str(value)) for value in values):
@@ -191,12 +151,12 @@ def _is_same(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
-    others = [name for name in texts if name.lower() not in _CONTEXTS]
-    texts = others if len(texts) > 2 and _like(others, _ASKED) else list(texts)
-    asked = _like(texts, _ASKED)
-    texts = [name for name in texts if name == asked or not (_NO_ANSWER.search(name) or _is_same(rows, name))]
-    answers = [name for name in texts if name != asked and _like([name], _ANSWERED)]
-    answers += [name for name in texts if name not in (asked, *answers) and _GOLD.search(name)]
+    others = [name for name in texts if name.lower() not in of.INPUTS]
+    texts = others if len(texts) > 2 and _like(others, of.ASKED) else list(texts)
+    asked = _like(texts, of.ASKED)
+    texts = [name for name in texts if name == asked or not (of.NO_ANSWER.search(name) or _is_same(rows, name))]
+    answers = [name for name in texts if name != asked and _like([name], of.ANSWERED)]
+    answers += [name for name in texts if name not in (asked, *answers) and of.GOLD.search(name)]
     longest = sorted(texts, key=lambda name: -_length(rows, name))
     if asked:
         return [(asked, name) for name in longest if name in answers or (not answers and name != asked)]
@@ -207,15 +167,6 @@ def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple
 
 def _length(rows: Sequence[Mapping[str, Any]], name: str) -> int:
     return sum(len(str(value_at(row, name) or "")) for row in rows)
-
-
-def _misspelt(names: Sequence[str]) -> Iterator[Choice]:
-    """Yield the columns of kinds with nearly the same names."""
-    for kind in KINDS.values():
-        near = {role: _like(names, usual) for role, usual in kind.needs.items()}
-        if near and all(near.values()) and (kind.name != "text" or len(names) == 1):
-            columns = {role: name for role, name in near.items() if name and name not in kind.needs[role]}
-            yield Choice(columns=columns) if columns else Choice(kind=kind.name)
 
 
 def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -231,7 +182,7 @@ def _like(names: Sequence[str], usual: Sequence[str]) -> str | None:
 def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield two columns of answers, named chosen and rejected, better and worse, …"""
     lower = {name.lower(): name for name in names}
-    for good, bad in _PAIRS_OF_ANSWERS:
+    for good, bad in of.COMPARED:
         for name in lower:
             other = name.replace(good, bad, 1)
             if good in name and other != name and other in lower:
@@ -243,35 +194,24 @@ def _compared(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterat
 def _conversations(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> Iterator[tuple[dict[str, str], Mapping[str, str]]]:
-    """Yield columns, also of members of objects, with lists of messages or exchanges, and the tags of messages.
-
-    Exchanges next to a question of their row are not a conversation.
-    """
-    for name, value in (each for row in rows[:1] for each in _columns_of(row)):
-        messages = [] if name.rpartition(".")[2] in _ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
-        if not messages:
-            continue
-        first = messages[0]
-        if ("role" in first and "content" in first) or ("from" in first and "value" in first):
+    """Yield columns, also of members of objects, with lists of messages or exchanges, and the tags of messages."""
+    for name, value in _columns_of(rows[0]):
+        messages = [] if name.rpartition(".")[2] in of.ALTERNATIVES or _asks_alone(rows, name) else _listed(value)
+        are_exchanges = EXCHANGES.fits({"messages": messages}, {})
+        if not messages or (are_exchanges and not {*QUESTIONS}.isdisjoint(names)):
+            continue  # exchanges next to a question of their row are not a conversation
+        if are_exchanges or any(messages[0].keys() >= {*keys} for keys in (("role", "content"), ("from", "value"))):
             yield {"messages": name}, {}
-        elif EXCHANGES.fits({"messages": messages}, {}):
-            if {*QUESTIONS}.isdisjoint(names):
-                yield {"messages": name}, {}
         else:
             listed = [each for row in rows for each in _listed(value_at(row, name))]
             yield from (({"messages": name}, tags) for tags in readings_of(listed))
 
 
-def _lists_of_prompts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of messages without an answer, also of members of objects."""
-    return [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
-
-
 def _prompts_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str | None:
     """Return the only column of texts if the column holds questions, or messages without an answer."""
-    texts, listed = _texts(rows, names), _lists_of_prompts(rows)
-    if listed:
-        return None if _like(texts, _ANSWERED) else listed[0]
+    texts = _texts(rows, names)
+    if asks := next((name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)), None):
+        return None if _like(texts, of.ANSWERED) else asks
     is_alone = not any(isinstance(unpacked(value), (list, dict)) and value for value in rows[0].values())
     return texts[0] if is_alone and len(texts) == 1 and texts[0].lower() in QUESTIONS else None
 
@@ -374,15 +314,13 @@ def decided(error: UndecidedError, rows: Sequence[Mapping[str, Any]], options: S
         left, sample, num_rejects = proof
         out = [", ".join(left)] if left and not choice.why else []
         out += [f"{num_rejects} of the first {min(len(rows), PROVED_ROWS)} rows"] if num_rejects else []
-        notes = [*filter(None, [choice.why]), *([f"leaves out {' and '.join(out)}"] if out else [])]
+        notes = ", ".join(filter(None, [choice.why, f"leaves out {' and '.join(out)}" if out else ""]))
         skip = " --on-error skip" if num_rejects else ""
-        note = f" ({', '.join(notes)})" if notes else ""
-        said.append(f"{_words(choice, options)}{skip}{note}")
+        said.append(f"{_words(choice, options)}{skip}{notes and f' ({notes})'}")
         shown = shown if len(said) > 1 else shown_sample(sample)
     rest = error.rest or ("" if said else "make other rows with --map FILE.py:FUNCTION")
-    remedies = [*([f"pass {', or '.join(said)}"] if said else []), *([rest] if rest else [])]
-    example = f"; the first gives {shown}" if shown else ""
-    return DataError(f"{error}: {', or '.join(remedies)}{example}")
+    remedies = ", or ".join(filter(None, [f"pass {', or '.join(said)}" if said else "", rest]))
+    return DataError(f"{error}: {remedies}{shown and f'; the first gives {shown}'}")
 
 
 def shown_sample(sample: Sample) -> str:
@@ -390,22 +328,22 @@ def shown_sample(sample: Sample) -> str:
     if "messages" not in sample:
         return f"text {_shown(sample['text'])}" if "text" in sample else ""
     stored = json.loads(sample["messages"])
-    named = stored if isinstance(stored, Mapping) else {"": stored}
+    parts = {"": stored} if isinstance(stored, list) else {name: stored[name] for name in stored if name != "tools"}
     said = []
-    for name, turns in named.items():
-        if isinstance(turns, list) and name != "tools":
-            before = f"{name} " if name not in ("", "messages") else ""
-            said += [f"{before}{turn['role']}: {_shown(_content(turn))}" for turn in turns[:4]]
-        elif isinstance(turns, str):
-            said.append(f"{name} {_shown(turns)}")
+    for name, turns in parts.items():
+        before = f"{name} " if name not in ("", "messages") else ""
+        for turn in turns[:4] if isinstance(turns, list) else ():
+            shown = _shown(text_and_slots(turn["content"]) or turn.get("tool_calls"))
+            said.append(f"{before}{turn['role']}: {shown}")
+        said += [f"{name} {_shown(turns)}"] if isinstance(turns, str) else []
     return ", ".join(said)
 
 
-def _content(turn: Mapping[str, Any]) -> Any:
-    content = turn.get("content")
-    if isinstance(content, list):
-        return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
-    return content if content else turn.get("tool_calls")
+def text_and_slots(content: Any) -> str:
+    """Return the texts of stored content, with a slot for each medium."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
 
 
 def _shown(value: Any) -> str:

@@ -106,22 +106,19 @@ class SchemaOptions:
         return {"schema": values.pop("kind"), **values}
 
 
-# Options of only some kinds, with their defaults; on the command line with hyphens.
-_OF_CHATS: Mapping[str, Any] = {"system": None, "learn": "assistant", "roles": {}, "tags": {}}
-_OF_IMAGES: Mapping[str, Any] = {"max_image_pixels": None}
-_WITHOUT_IMAGES = ("text", "tokens", "columns")  # schemas without images
+# Options of only some schemas: default, and the schemas; on the command line with hyphens.
+_CHATS = ("messages", "preference")
+_OF_SCHEMAS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "system": (None, _CHATS), "learn": ("assistant", _CHATS), "roles": ({}, _CHATS), "tags": ({}, _CHATS),
+    "max_image_pixels": (None, (*_CHATS, "image")),
+}  # fmt: skip
 
 
 def check_heard(options: SchemaOptions, kind: RowKind) -> None:
     """Raise ConfigError for options without effect on rows of this kind."""
-    name = kind.schema.name
-    unheard = {
-        **({} if name in ("messages", "preference") else _OF_CHATS),
-        **(_OF_IMAGES if name in _WITHOUT_IMAGES else {}),
-    }
-    given = [option for option, default in unheard.items() if getattr(options, option) != default]
-    if given:
-        raise ConfigError(
-            f"--{given[0].replace('_', '-')} has no effect on rows of kind {kind.name}: leave it out, or name another "
-            "kind with --kind"
-        )
+    for option, (default, schemas) in _OF_SCHEMAS.items():
+        if kind.schema.name not in schemas and getattr(options, option) != default:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} has no effect on rows of kind {kind.name}: leave it out, or name "
+                "another kind with --kind"
+            )

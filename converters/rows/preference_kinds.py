@@ -12,7 +12,7 @@ from . import schemas
 from .chat import CHAT_EXTRAS, Roles, add_system, json_of, note_unread, read_tools
 from .chat_kinds import exchanges, messages_in, said_by, turns_of, with_input
 from .content import MEDIA_ROLES, Turn, store_content, text_of
-from .fields import Columns, Fields, is_filled, named_alike
+from .fields import Columns, Fields, named_alike
 from .references import SampleMedia
 from .row_kind import Choice, ReadOptions, RowKind, UndecidedError
 from .speakers import USUAL_ROLES
@@ -84,19 +84,18 @@ def check_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
 
 def check_verdicts(rows: Iterable[Mapping[str, Any]], kind: str) -> None:
     """Raise DataError if rows of a kind have a verdict on their answers."""
-    for row in rows:
-        for name in VERDICT_COLUMNS:
-            if _verdict(row.get(name)) is not None:
-                raise DataError(
-                    f"column {name!r} marks answers as good or bad, and bad answers would be trained on, too: pass "
-                    f"--kind {kind} --on-error skip to leave out rows marked false, or remove the column"
-                )
+    name = next((name for row in rows for name in VERDICT_COLUMNS if _verdict(row.get(name)) is not None), None)
+    if name is not None:
+        raise DataError(
+            f"column {name!r} marks answers as good or bad, and bad answers would be trained on, too: pass "
+            f"--kind {kind} --on-error skip to leave out rows marked false, or remove the column"
+        )
 
 
 def check_verdict(row: Mapping[str, Any]) -> None:
     """Raise DataError for a row with a negative verdict on its answer."""
     for name in VERDICT_COLUMNS:
-        if name in row and _verdict(row[name]) is False:
+        if _verdict(row.get(name)) is False:
             raise DataError(f"column {name!r} is {row[name]}, so its answer is marked as bad: leave the row out")
 
 
@@ -124,12 +123,12 @@ _ASKED: Columns = {
 
 def _is_pair(fields: Fields) -> bool:
     """Return whether the user named neither answer for another role (`--columns messages=chosen`)."""
-    answers = {name for pair in _PAIRS for name in pair}
-    return not any(column in answers for role, column in fields.columns.items() if role not in PAIR)
+    others = {column for role, column in fields.columns.items() if role not in PAIR}
+    return not any(name in others for pair in _PAIRS for name in pair)
 
 
 def _is_judged(fields: Fields) -> bool:
-    has_answer = fields.get("response") is not None or fields.get("messages") is not None
+    has_answer = any(fields.get(role) is not None for role in ("response", "messages"))
     return has_answer and is_verdict(fields.get("label"))
 
 
@@ -163,10 +162,9 @@ def _check_shared(prompt: Sequence[Turn], fields: Fields, roles: Roles) -> None:
         return
     said = _prompt(fields, roles)[-1]["content"]
     if all(turn["content"] != said for turn in prompt):
-        column = fields.column("prompt")
         raise DataError(
-            f"column {column!r} says {str(said)[:80]!r}, which is not among the messages before the answer: correct "
-            "the row, or pass --columns prompt= to leave the column out"
+            f"column {fields.column('prompt')!r} says {str(said)[:80]!r}, which is not among the messages before the "
+            "answer: correct the row, or pass --columns prompt= to leave the column out"
         )
 
 
@@ -217,16 +215,18 @@ def _store(
 def _check_all_stored(turns: Sequence[Turn], fields: Fields, roles: Roles) -> None:
     """Raise DataError for a question column with a text that no turn has, because another column was read instead."""
     stored = "\n".join(text_of(turn["content"]) for turn in turns)
-    held = {role: [{"content": fields.get(role)}] for role in ("input",) if fields.get(role)}
-    held["history"] = exchanges(fields.get("history"))
-    held["messages"] = [] if fields.get("messages") is None else _conversation(fields, roles)
-    for role, each in held.items():
-        text = next((text for turn in each if (text := text_of(turn["content"]).strip()) not in stored), None)
-        if text is not None:
-            column = fields.column(role)
+    held = {
+        "input": [{"content": fields.get("input") or ""}],
+        "history": exchanges(fields.get("history")),
+        "messages": [] if fields.get("messages") is None else _conversation(fields, roles),
+    }
+    texts = ((role, text_of(turn["content"]).strip()) for role, each in held.items() for turn in each)
+    for role, text in texts:
+        if text not in stored:
             raise DataError(
-                f"column {column!r} holds {text[:80]!r}, which is in neither the prompt nor the answers, because "
-                f"another column is read instead: correct the row, or pass --columns {role}= to leave the column out"
+                f"column {fields.column(role)!r} holds {text[:80]!r}, which is in neither the prompt nor the answers, "
+                "because another column is read instead: correct the row, or pass "
+                f"--columns {role}= to leave the column out"
             )
 
 
@@ -234,12 +234,12 @@ def _check_answer(name: str, turns: Sequence[Turn], *, last_only: bool) -> None:
     """Raise DataError for an answer without a message to train on. last_only: the setting of --learn last."""
     if not turns:
         raise DataError(f"{name} has no message behind the prompt: complete or remove the row")
-    for turn in (turns[0], turns[-1]):
-        if turn["role"] != "assistant":
-            raise DataError(
-                f"{name} is from {turn['role']!r}, and answers are the assistant's: correct the row, or say with "
-                f"--roles {turn['role']}=assistant who that is"
-            )
+    speaker = next((turn["role"] for turn in (turns[0], turns[-1]) if turn["role"] != "assistant"), None)
+    if speaker is not None:
+        raise DataError(
+            f"{name} is from {speaker!r}, and answers are the assistant's: correct the row, or say with "
+            f"--roles {speaker}=assistant who that is"
+        )
     num_messages = sum(turn["role"] == "assistant" for turn in turns)
     if last_only and num_messages > 1:
         raise DataError(
@@ -260,8 +260,7 @@ def _prompt(fields: Fields, roles: Roles) -> list[Turn]:
     before = exchanges(fields.get("history"))
     if messages_in(value) is not None or isinstance(value, Mapping):
         return [*before, *said_by(fields, "prompt", roles, speaker="user", first="")]
-    asked = with_input(fields.text("prompt"), fields.text("input") if is_filled(fields.get("input")) else "")
-    return [*before, {"role": "user", "content": asked}]
+    return [*before, {"role": "user", "content": with_input(fields.text("prompt"), fields)}]
 
 
 def _conversation(fields: Fields, roles: Roles) -> list[Turn]:

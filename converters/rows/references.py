@@ -74,8 +74,16 @@ class SampleMedia:
         known: Kind = "image" if kind == "image" else "audio" if kind == "audio" else "video"
         try:
             mime = mime_type(data, known)
-            data, facts = self._fit(data, known)
-            interval = _interval(said, facts) if isinstance(facts, VideoFacts) else {}
+            facts: Facts | None = None
+            if kind == "image":
+                data, facts = fit_image(data, max_pixels=self._max_image_pixels)
+            if facts is None or self._check == "decode":
+                facts = (checked_facts if self._check == "decode" else facts_of)(data, known)
+            is_video = isinstance(facts, VideoFacts)
+            seconds = [(name, each[name]) for each in said for name in INTERVAL_KEYS if is_video and name in each]
+            interval = {name: value for name, value in seconds if value is not None}
+            if isinstance(facts, VideoFacts) and (read := interval_of(interval)) is not None:
+                read.frames(facts)  # DataError for an interval without frames
         except DataError as error:
             raise DataError(f"{kind} {shown(reference)}: {error}") from error
         sound = sound_to_store(data) if kind == "video" else {}
@@ -85,14 +93,6 @@ class SampleMedia:
         if self._size > MAX_MEDIA_BYTES:
             raise DataError(f"the sample's media have more than {MAX_MEDIA_BYTES} bytes: split the sample")
         return {"type": kind, "mime": mime, "span": [offset, len(data)], **facts._asdict(), **sound, **interval}
-
-    def _fit(self, data: bytes, kind: Kind) -> tuple[bytes, Facts]:
-        """Return the bytes to store of a medium, and their facts."""
-        if kind == "image":
-            data, facts = fit_image(data, max_pixels=self._max_image_pixels)
-            if self._check == "header":
-                return data, facts
-        return data, facts_of(data, kind) if self._check == "header" else checked_facts(data, kind)
 
     def read(self, reference: Any) -> bytes:
         """Return the bytes of a reference, of any kind; DataError for the reasons of `add`."""
@@ -116,13 +116,14 @@ class SampleMedia:
         return _read_file(reference, self._root)
 
 
-def _interval(said: Sequence[Mapping[str, Any]], video: VideoFacts) -> dict[str, Any]:
-    """Return the seconds of a video to read, unchanged; DataError for an interval without frames."""
-    found = {name: each[name] for each in said for name in INTERVAL_KEYS if each.get(name) is not None}
-    interval = interval_of(found)
-    if interval is not None:
-        interval.frames(video)
-    return found
+class NoMedia(SampleMedia):
+    """Takes any reference, and reads nothing."""
+
+    num_added = 0
+
+    def add(self, kind: str, reference: Any, *, said: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        self.num_added += 1
+        return {"type": kind, "mime": f"{kind}/x", "span": [0, 0], "width": 1, "height": 1}
 
 
 def is_data(reference: Any) -> bool:
@@ -180,22 +181,18 @@ def _read_file(reference: str, root: str | None) -> bytes:
         return _read_object(reference, root.rstrip("/"))
     if scheme:
         raise _outside(reference, root)
-    return _read_local(reference, Path(root))
-
-
-def _read_local(reference: str, root: Path) -> bytes:
     try:
-        base = root.resolve(strict=True)
+        base = Path(root).resolve(strict=True)
         path = (base / reference).resolve()
         if not path.is_relative_to(base):
-            raise _outside(reference, str(root))
+            raise _outside(reference, root)
         return _load(path, reference)
     except LmmsStreamError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: null bytes; RuntimeError: links in a circle
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
         what = "is missing" if missing else f"cannot be read ({error})"
-        near = next((folder for folder in _folders_near(root) if missing and (folder / reference).is_file()), "")
+        near = next((folder for folder in _folders_near(Path(root)) if missing and (folder / reference).is_file()), "")
         raise DataError(
             f"media {shown(reference)} {what} below the media root {root}: put it there, or pass --media-root"
             f"{near and f' {quote(str(near))}, where it is'}"
@@ -222,12 +219,11 @@ def _load(path: Path, reference: str) -> bytes:
 
 
 def _read_object(reference: str, root: str) -> bytes:
-    """An object below a URL, downloaded to a file first: an object that is too large never fills memory."""
     key = reference.removeprefix(f"{root}/")
     if _URL.match(key) or key.startswith("/") or ".." in PurePosixPath(key).parts:
         raise _outside(reference, root)
     with tempfile.TemporaryDirectory(prefix="lmms_stream-media-") as folder:
-        path = Path(folder) / "media"
+        path = Path(folder) / "media"  # an object that is too large never fills memory
         try:
             shared_storage(root).download(key, path)
         except ObjectMissingError as error:

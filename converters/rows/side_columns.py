@@ -12,21 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from .fields import QUESTIONS, columns_of_choices, is_filled, unpacked
+from .chat import MEDIA_COLUMNS
+from .column_names import ANSWERS, CHOICES, CONTEXTS, FIRST, LONG_CONTEXTS, OF_ANSWERS, WORKED, columns_of_choices
+from .content import MEDIA_ROLES, file_kind
+from .fields import QUESTIONS, Columns, head_of, is_filled, references_of, unpacked
+from .references import usual_kind
 from .row_kind import Choice, RowKind, UndecidedError
 from .speakers import usual_role
 
-CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
 _BY_MAP = "with --map FILE.py:FUNCTION"
 _Found = tuple[str, Sequence[Choice], str]  # the loss, the options to try, and a remedy without a proof
-_FIRST = ("definition", "instruction")  # the first of two texts of a question
-_CONTEXTS = (*_FIRST, "context", "contexts", "passage", *QUESTIONS)  # topic or part of a question
-# Columns of facts may have these names, too: a question's topic has several words, and is longer than the question.
-_LONG_CONTEXTS = (
-    "passages", "article", "story", "document", "documents", "paragraph", "paragraphs", "text", "table", "evidence",
-    "abstract", "background", "chunk", "code", "ctx", "dialogue", "excerpt", "hint", "knowledge", "lecture", "premise",
-    "scenario", "snippet", "sql_context", "support", "transcript",
-)  # fmt: skip
 _ASKED = {  # kind -> roles of the question and of its answer
     "question-answer": ("question", "answer"),
     "prompt-response": ("prompt", "response"),
@@ -34,38 +29,20 @@ _ASKED = {  # kind -> roles of the question and of its answer
     "preference": ("prompt", "chosen"),
     "kto": ("prompt", "response"),
 }
-# Names of texts with the solution of an answer, without the texts of judges (quality_explanation, rating_rationale).
-_WORKED = re.compile(
-    r"((complex|detailed|full|generated|gold|model|worked|step_by_step|gpt\d*|deepseek|r1)_)?"
-    r"(solution|rationale|explanation|reasoning(_content|_trace)?|think|thinking|thoughts?|cot|chain_of_thought)",
-    re.IGNORECASE,
-)
-ANSWERS = ("response", "completion", "answer", "output", "target")
-# Names of texts with the answer to another text of the row; a title or a licence is no answer.
-_ANSWER_NAME = re.compile(
-    r"(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
-    r"solution|caption|paraphrase|correction|simplified|definition|entities|"
-    r"gloss(es)?|intent|sentiment|label)(_|$)|^(expected|correct|gold|reference)_", re.IGNORECASE,
-)  # fmt: skip
 _SPEAKERS = ("user", "assistant", "prompter")
 _RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
 
 
-def choices_in(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the first filled column of choices in the rows; for columns of one choice each, three names."""
+def choices_unread(rows: Iterable[Mapping[str, Any]]) -> _Found | None:
+    """Return the error about the first filled column of choices in the rows, or about columns of one choice each."""
     for row in rows:
-        if name := next((name for name in CHOICES if is_filled(row.get(name))), None):
-            return name
-        if names := columns_of_choices(row):
-            return f"{', '.join([*names.values()][:3])}, …"
+        name = next((f"column {name} holds" for name in CHOICES if is_filled(row.get(name))), None)
+        columns = [*columns_of_choices(row).values()]
+        if name or columns:
+            are = name or f"columns {', '.join(columns[:3])}, … hold"
+            rest = f"write the choices into the question and the chosen one into the answer, {_BY_MAP}"
+            return f"{are} what the answer is chosen from, and no kind reads it", (), rest
     return None
-
-
-def choices_unread(name: str) -> _Found:
-    """Return the error about unread choices."""
-    are = f"columns {name} hold" if ", " in name else f"column {name} holds"
-    rest = f"write the choices into the question and the chosen one into the answer, {_BY_MAP}"
-    return f"{are} what the answer is chosen from, and no kind reads it", (), rest
 
 
 def check_side_columns(
@@ -83,15 +60,17 @@ def check_side_columns(
     column. columns: role -> the user's column.
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
-    read = _Read(rows, kind.name, found, [name for name in left if name not in refused], columns)
-    checks = (
-        _rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker,
-        _of_each_row,
-    )  # fmt: skip
-    for check in checks:
-        if (found_out := check(read)) is not None:
-            what, choices, rest = found_out
-            raise UndecidedError(what, [*choices, Choice(kind=kind.name)], rest)
+    read = _Read(rows, kind.name, kind.columns, found, [name for name in left if name not in refused], columns)
+    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker, _media)
+    loss = next(filter(None, (check(read) for check in checks)), None)
+    if loss is not None:
+        what, choices, rest = loss
+        last = [] if choices and choices[-1].kind and choices[-1].why else [Choice(kind=kind.name)]
+        raise UndecidedError(what, [*choices, *last], rest)
+    for row in rows:
+        if (said := each_row_loses(row, kind.name, row.keys() - {*read.left})) is not None:
+            what, _, rest = said.partition(": ")
+            raise UndecidedError(what, [Choice(kind=kind.name)], rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +79,7 @@ class _Read:
 
     rows: Sequence[Mapping[str, Any]]
     kind: str
+    roles: Columns
     found: Mapping[str, str]
     left: Sequence[str]
     columns: Mapping[str, str]
@@ -120,31 +100,28 @@ class _Read:
 
         White space is ignored.
         """
-        read = [_words(each) for name in self.found.values() if isinstance(each := row.get(name), str) and each]
-        role = _ASKED.get(self.kind, (self.kind,))[0]
-        asked = row.get(self.found.get(role, ""))
-        is_rendered = isinstance(value, str) and value.startswith(_RENDERED)
-        if is_rendered or (isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value)):
+        asked = row.get(self.found.get(_ASKED.get(self.kind, (self.kind,))[0], ""))
+        if isinstance(value, str) and value.startswith(_RENDERED):
             return True
-        longest = _words(_longest(value))
-        return bool(longest) and any(longest in each for each in read)
+        if isinstance(value, str) and isinstance(asked, str) and _words(asked) in _words(value):
+            return True
+        longest, texts = _words(_longest(value)), (row.get(name) for name in self.found.values())
+        return bool(longest) and any(longest in _words(text) for text in texts if isinstance(text, str))
 
 
 def _rejected(read: _Read) -> _Found | None:
-    """Describe rejected answers in columns left out, next to answers read."""
     asked, answered = (read.found.get(role) for role in _ASKED.get(read.kind, ("", "")))
     said = read.found.get("messages")
     if read.kind in ("preference", "kto") or not (answered or said):
         return None
     names = [name for name in read.left if "rejected" in name.lower() and name != "rejected"]  # see check_pairs
     for name, value, _ in read.values(names):
-        value = unpacked(value)
-        if not isinstance(value, str) and not (isinstance(value, list) and _longest(value)):
-            continue
-        pair = {"prompt": None if said else asked, "chosen": said or answered, "rejected": name}
-        rest = f"write the two answers into columns chosen and rejected, {_BY_MAP}"
-        choices = [Choice(columns={role: column for role, column in pair.items() if column})]
-        return f"column {name} holds worse answers than those that are read", choices, rest
+        listed = unpacked(value)
+        if isinstance(listed, str) or (isinstance(listed, list) and _longest(listed)):
+            pair = {"prompt": None if said else asked, "chosen": said or answered, "rejected": name}
+            choices = [Choice(columns={role: column for role, column in pair.items() if column})]
+            rest = f"write the two answers into columns chosen and rejected, {_BY_MAP}"
+            return f"column {name} holds worse answers than those that are read", choices, rest
     return None
 
 
@@ -155,17 +132,17 @@ def _choices(read: _Read) -> _Found | None:
     for row in read.rows:
         listed = {name: row[name] if isinstance(row[name], list) else [row[name]] for name in read.left if name in row}
         unread.append({name: row[name] for name in listed if not all(read.is_said(one, row) for one in listed[name])})
-    return choices_unread(name) if (name := choices_in(unread)) else None
+    return choices_unread(unread)
 
 
 def _index(read: _Read) -> _Found | None:
     """Describe answers that are numbers of texts in a column left out."""
     answered = read.found.get(_ASKED.get(read.kind, ("", ""))[1], "")
-    numbers = [(row, number) for row in read.rows if (number := _whole_number(row.get(answered))) is not None]
-    if not numbers or len(numbers) < sum(is_filled(row.get(answered)) for row in read.rows):
+    rows = [row for row in read.rows if is_filled(row.get(answered))]
+    if not rows or not all(re.fullmatch(r"\d{1,3}", str(row[answered]), re.ASCII) for row in rows):
         return None
     for name in read.left:
-        lists = [(unpacked(row.get(name)), number) for row, number in numbers]
+        lists = [(unpacked(row.get(name)), int(row[answered])) for row in rows]
         if all(
             isinstance(texts, list) and len(texts) > 1 and {*map(type, texts)} == {str} and number <= len(texts)
             for texts, number in lists
@@ -173,11 +150,6 @@ def _index(read: _Read) -> _Found | None:
             what = f"column {answered} holds numbers, which are those of texts in column {name}"
             return what, (), f"write the text in place of its number, {_BY_MAP}"
     return None
-
-
-def _whole_number(value: Any) -> int | None:
-    text = str(value)
-    return int(text) if not isinstance(value, bool) and text.isascii() and text.isdecimal() and len(text) < 4 else None
 
 
 def _context(read: _Read) -> _Found | None:
@@ -188,15 +160,15 @@ def _context(read: _Read) -> _Found | None:
 
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
         question, longest = row.get(asked), _longest(value)
-        is_long = name in _CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
+        is_long = name in CONTEXTS or (len(longest.split()) > 1 and len(str(value)) > len(str(question)))
         is_said = read.is_said(value, {asked: question})  # an answer that repeats its context does not ask about it
         return isinstance(question, str) and bool(question and longest) and is_long and not is_said
 
-    for name in dict.fromkeys((*_CONTEXTS, *_LONG_CONTEXTS)):
+    for name in dict.fromkeys((*CONTEXTS, *LONG_CONTEXTS)):
         if read.mostly(name, is_lost):
             is_text = all(isinstance(value, str) for _, value, _ in read.values([name]))
             what = f"column {name} holds what {asked} is about, and nothing reads it"
-            instruction, given = (name, asked) if name in _FIRST else (asked, name)
+            instruction, given = (name, asked) if name in FIRST else (asked, name)
             if not is_text or "input" in read.found:
                 choices = []
             elif read.kind in ("preference", "kto"):
@@ -209,7 +181,6 @@ def _context(read: _Read) -> _Found | None:
 
 
 def _worked(read: _Read) -> _Found | None:
-    """Describe worked solutions that are left out and longer than the answers read."""
     role = _ASKED.get(read.kind, ("", ""))[1]
     answered = read.found.get(role)
     if read.kind not in ("question-answer", "prompt-response", "alpaca") or role in read.columns or answered is None:
@@ -218,7 +189,7 @@ def _worked(read: _Read) -> _Found | None:
     def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
         return isinstance(value, str) and len(value) > len(str(row.get(answered))) and not read.is_said(value, row)
 
-    name = next((name for name in read.left if _WORKED.fullmatch(name) and read.mostly(name, is_lost)), None)
+    name = next((name for name in read.left if WORKED.fullmatch(name) and read.mostly(name, is_lost)), None)
     if name is None:
         return None
     what = f"column {name} holds how {answered} is found, and {answered} alone would be trained on"
@@ -245,13 +216,12 @@ def _question(read: _Read) -> _Found | None:
 
 def _answer(read: _Read) -> _Found | None:
     """Describe answers left out, next to messages or a dialog ending with the user."""
-    asks = {"messages": _ends_with_user, "sharegpt": _ends_with_user, "dialog": _is_odd}.get(read.kind)
-    if asks is None:
+    if read.kind not in ("messages", "sharegpt", "dialog"):
         return None
     asked = read.found["dialog" if read.kind == "dialog" else "messages"]
-    answers = [name for name in read.left if name.lower().startswith(ANSWERS)]
-    filled = read.values(answers)
-    names = list(dict.fromkeys(name for name, value, row in filled if isinstance(value, str) and asks(row.get(asked))))
+    filled = read.values(name for name in read.left if name.lower().startswith(ANSWERS))
+    answers = (name for name, value, row in filled if isinstance(value, str) and _ends_with_user(row.get(asked)))
+    names = list(dict.fromkeys(answers))
     if not names:
         return None
     choices = [] if read.kind == "dialog" else [Choice(columns={"prompt": asked, "response": each}) for each in names]
@@ -269,7 +239,7 @@ def _answer_of_text(read: _Read) -> _Found | None:
         return isinstance(value, (str, list, dict)) and not is_number and not read.is_said(value, row)
 
     asked = read.found["text"]
-    names = [name for name in read.left if _ANSWER_NAME.search(name) and read.mostly(name, is_lost)]
+    names = [name for name in read.left if OF_ANSWERS.search(name) and read.mostly(name, is_lost)]
     if not names:
         return None
     what = f"column {names[0]} may answer {asked}, and {asked} alone would be trained on"
@@ -287,14 +257,6 @@ def _speaker(read: _Read) -> _Found | None:
     return what, (), "join the messages of a conversation to one row first"
 
 
-def _of_each_row(read: _Read) -> _Found | None:
-    for row in read.rows:
-        if (said := each_row_loses(row, read.kind, row.keys() - {*read.left})) is not None:
-            what, _, rest = said.partition(": ")
-            return what, (), rest
-    return None
-
-
 def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> None:
     """Raise DataError for a row whose meaning would change without a column, regardless of other rows.
 
@@ -306,33 +268,22 @@ def check_each_row(row: Mapping[str, Any], kind: str, read: Collection[str]) -> 
 
 def each_row_loses(row: Mapping[str, Any], kind: str, read: Collection[str]) -> str | None:
     """Return the error for a row whose meaning would change without a column; None for other rows."""
+    held = {name: row[name] for name in row if name in OF_EACH_ROW and name not in read}
     if kind == "tokens":
-        return next(
-            (said for name in _BOUNDS.keys() & row.keys() if name not in read and (said := _packs(row, name))), None
-        )
-    return None if "chat_template_kwargs" not in row or "chat_template_kwargs" in read else _template_settings(row)
-
-
-def _template_settings(row: Mapping[str, Any]) -> str | None:
-    """Describe settings of the chat template per row, in TRL's form, for chats; true and null are the default."""
-    name = "chat_template_kwargs"
-    settings = list(row[name].values()) if isinstance(row[name], Mapping) else []
-    if not any(is_filled(each) and each is not True for each in settings):
+        for name, is_of_several in _BOUNDS.items():
+            if (numbers := _numbers(held.get(name))).size and is_of_several(numbers):
+                return (
+                    f"column {name} says that a row of tokens holds several samples, which would be read as a single "
+                    f"sample: make a row of each sample, {_BY_MAP}"
+                )
+        return None
+    settings = held.get("chat_template_kwargs")  # in TRL's form; true and null are the default
+    values = settings.values() if isinstance(settings, Mapping) else ()
+    if not any(is_filled(value) and value is not True for value in values):
         return None
     return (
-        f"column {name} holds settings of the chat template for each row (tools, a system prompt, …), and nothing "
-        f"reads it: write them into the messages and the column tools, {_BY_MAP}"
-    )
-
-
-def _packs(row: Mapping[str, Any], name: str) -> str | None:
-    """Describe a row with tokens of several samples: a row of tokens must be a single sample."""
-    numbers = _numbers(row[name])
-    if not numbers.size or not _BOUNDS[name](numbers):
-        return None
-    return (
-        f"column {name} says that a row of tokens holds several samples, which would be read as a single sample: make "
-        f"a row of each sample, {_BY_MAP}"
+        "column chat_template_kwargs holds settings of the chat template for each row (tools, a system prompt, …), and "
+        f"nothing reads it: write them into the messages and the column tools, {_BY_MAP}"
     )
 
 
@@ -362,15 +313,13 @@ OF_EACH_ROW = frozenset({*_BOUNDS, "chat_template_kwargs"})  # columns that chec
 
 
 def _ends_with_user(value: Any) -> bool:
+    """Return whether messages end with the user's, or texts by turns have an odd number."""
     messages = unpacked(value)
     last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, str):
+        return len(messages) % 2 == 1
     speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
     return isinstance(speaker, str) and usual_role(speaker) == "user"
-
-
-def _is_odd(value: Any) -> bool:
-    texts = unpacked(value)
-    return isinstance(texts, list) and len(texts) % 2 == 1
 
 
 def _words(text: str) -> str:
@@ -383,3 +332,77 @@ def _longest(value: Any) -> str:
         return value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return max(map(_longest, inner), key=len, default="")
+
+
+# Columns that hold media by their values, whatever they are called: bytes, data URLs and paths of media.
+
+_OF_WEB = re.compile(rf"({'|'.join(MEDIA_ROLES)})s?_urls?", re.IGNORECASE)  # names of columns of addresses of media
+_NO_MEDIA = ("id", "__key__")  # columns of row names, which often look like paths
+
+
+def media_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
+    """Return column -> kind of media, for columns with only media of a single kind in the rows."""
+    found: dict[str, str] = {}
+    for name in names:
+        of_name = _OF_WEB.fullmatch(name)
+        kinds = {
+            of_name[1].lower() if of_name and _are_on_web(row[name]) else _media_kind(row[name])
+            for row in rows
+            if name in row and is_filled(row[name])
+        }
+        if len(kinds) == 1 and name not in _NO_MEDIA and (kind := kinds.pop()):
+            found[name] = kind
+    return found
+
+
+def _media(read: _Read) -> _Found | None:
+    """Describe columns of media next to rows that are read without media."""
+    roles = {role: names for role, names in read.roles.items() if role in MEDIA_COLUMNS}
+    names = {"file_name", *(name for names in roles.values() for name in names)}
+    if names & {*read.found.values()} or read.columns.keys() & roles:
+        return None
+    found = {
+        name: media
+        for name, media in media_columns(read.rows, read.left).items()
+        if read.columns.get(MEDIA_ROLES[media]) != "" and not _is_held(read, name)
+    }
+    if not found:
+        return None
+    are = f"columns {', '.join(found)} hold" if len(found) > 1 else f"column {next(iter(found))} holds"
+    what = f"{are} media of kind {', '.join(dict.fromkeys(found.values()))}"
+    named = Choice(columns={MEDIA_ROLES[media]: name for name, media in reversed(found.items())})
+    others = Choice(keep=tuple(found), why="kept as they are"), Choice(kind=read.kind, why="leaves them out")
+    return f"{what}, and the rows would be {read.kind} without them", [named, *others], ""
+
+
+def _is_held(read: _Read, name: str) -> bool:
+    """Return whether read columns hold the media of a column; for example members of a tar to which rows refer."""
+    columns, rows = read.found.values(), [row for _, _, row in read.values([name])]
+    return all(any(_holds(row.get(head_of(each, row)), row[name]) for each in columns) for row in rows)
+
+
+def _holds(value: Any, medium: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds(each, medium) for each in value.values())
+    return value is medium or (isinstance(value, list | tuple) and any(_holds(each, medium) for each in value))
+
+
+def _are_on_web(value: Any) -> bool:
+    return all(isinstance(each, str) and each.startswith(("http://", "https://")) for each in references_of(value))
+
+
+def _media_kind(value: Any) -> str | None:
+    if isinstance(value, (list, tuple)):
+        kinds = {_media_kind(each) for each in value}
+        return kinds.pop() if len(kinds) == 1 else None
+    if isinstance(value, Mapping):
+        inner = (value.get("bytes"), value.get("path")) if value.keys() <= {"bytes", "path"} else ()
+        return next((_media_kind(each) for each in inner if is_filled(each)), None)
+    if isinstance(value, bytes):
+        return usual_kind(value)
+    if not isinstance(value, str) or "://" in value or "\n" in value:
+        return None
+    if value.startswith("data:"):
+        kind = value[len("data:") :].partition("/")[0]
+        return kind if kind in MEDIA_ROLES else None
+    return None if value.endswith(".ts") else file_kind(value)  # .ts: also TypeScript

@@ -43,10 +43,8 @@ def role_of(speaker: str, roles: Mapping[str, str]) -> str:
     >>> role_of("GPT", USUAL_ROLES), role_of("User", USUAL_ROLES), role_of("Critic", USUAL_ROLES)
     ('assistant', 'user', 'Critic')
     """
-    if speaker in roles:
-        return roles[speaker]
     lower = speaker.lower()
-    return roles.get(lower, lower if lower in ROLES else speaker)
+    return roles.get(speaker, roles.get(lower, lower if lower in ROLES else speaker))
 
 
 def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -60,8 +58,8 @@ def readings_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     assistants = [name for name in names if known[name] == "assistant" and name not in CALLERS]
     others = [name for name in names if known[name] not in ROLES]
     if users or assistants:
-        users, assistants = (each or (others if len(others) == 1 else []) for each in (users, assistants))
-        pairs = [(users[0], assistants[0])] if users and assistants else []
+        other = others if len(others) == 1 else []
+        pairs = [*zip((users or other)[:1], (assistants or other)[:1], strict=False)]
     else:
         pairs = [(others[0], others[1]), (others[1], others[0])] if len(others) == 2 else []
     tags = {"role_tag": keys[0], "content_tag": keys[1]}
@@ -125,15 +123,15 @@ def untagged(values: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
     role_key, row = tags.get("role_tag", "role"), dict(values)
     for name, value in values.items():
         listed = unpacked(value)
-        if isinstance(listed, dict) and role_key in listed:
-            row[name] = untagged_message(listed, tags)
-        elif isinstance(listed, list) and any(isinstance(one, dict) and role_key in one for one in listed):
-            wrong = next((one for one in listed if not isinstance(one, dict) or role_key not in one), None)
-            if wrong is not None:
-                raise DataError(
-                    f"a message must be an object with {role_key!r}, found {str(wrong)[:80]!r}: correct the row"
-                )
-            row[name] = [untagged_message(one, tags) for one in listed]
+        messages = listed if isinstance(listed, list) else [listed]
+        wrong = [one for one in messages if not isinstance(one, dict) or role_key not in one]
+        if len(wrong) == len(messages):
+            continue
+        if wrong:
+            what = f"a message must be an object with {role_key!r}, found {str(wrong[0])[:80]!r}"
+            raise DataError(f"{what}: correct the row")
+        made = [untagged_message(one, tags) for one in messages]
+        row[name] = made if isinstance(listed, list) else made[0]
     return row
 
 
@@ -146,10 +144,9 @@ def untagged_message(message: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
     speaker, content = message.get(role_key), message.get(content_key)
     rest = {key: value for key, value in message.items() if key not in (role_key, content_key)}
     tag = tag_of(speaker, tags)
-    role = TAGGED_ROLES[tag] if tag else speaker
     if tag == "function_tag":
-        return {**rest, "role": role, "content": None, "tool_calls": tool_calls(content, content_key)}
-    return {**rest, "role": role, "content": content}
+        return {**rest, "role": "assistant", "content": None, "tool_calls": tool_calls(content, content_key)}
+    return {**rest, "role": TAGGED_ROLES[tag] if tag else speaker, "content": content}
 
 
 def tag_of(speaker: Any, tags: Tags) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import TracebackType
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -75,19 +75,32 @@ class RowFunctions:
 def rows_of(asked: UserFunction, function: Callable[..., Any], values: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a function's rows for a row; DataError for errors of the function and for other results."""
     made = _called(asked, function, values)
-    is_row = type(made) is dict and all(type(name) is str for name in made)
-    return [made] if is_row else _checked_rows(asked, made)
+    if type(made) is dict and all(type(name) is str for name in made):
+        return [made]
+    rows = [] if made is None else [made] if isinstance(made, Mapping) else made
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{asked} gave {_shown(made)}, expected a row (a dict), several of them (a list), or None: correct it"
+        )
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise DataError(f"{asked} gave a list that holds {_shown(row)}, expected only rows (dicts): correct it")
+        wrong = [name for name in row if not isinstance(name, str)]
+        if wrong:
+            raise DataError(f"{asked} gave a row with the column {wrong[0]!r}, whose name is not text: correct it")
+    return [dict(row) for row in rows]
 
 
 def with_functions(
     options: SchemaOptions, *, map: NamedOrFunction | None, filter: NamedOrFunction | None
 ) -> SchemaOptions:
     """Return the options with the names of the functions; ConfigError for a function without an importable name."""
-    if map is not None:
-        options = replace(options, map=map if isinstance(map, str) else name_of(map, setting="map"))
-    if filter is not None:
-        options = replace(options, filter=filter if isinstance(filter, str) else name_of(filter, setting="filter"))
-    return options
+    functions = {setting: each for setting, each in (("map", map), ("filter", filter)) if each is not None}
+    names: dict[str, Any] = {
+        setting: each if isinstance(each, str) else name_of(each, setting=setting)
+        for setting, each in functions.items()
+    }
+    return replace(options, **names)
 
 
 def row_functions(options: SchemaOptions) -> RowFunctions | None:
@@ -101,14 +114,10 @@ def row_functions(options: SchemaOptions) -> RowFunctions | None:
 
 def code_of(options: Iterable[SchemaOptions]) -> dict[str, str]:
     """Return name -> hash of the code of each named function: a conversion resumes only with the same code."""
-    found: dict[str, str] = {}
-    for each in {(each.filter, each.map): each for each in options}.values():  # many sources may name the same
-        functions = row_functions(each)
-        if functions is not None and functions.filter is not None:
-            found[functions.filter.name] = functions.filter_code
-        if functions is not None and functions.map is not None:
-            found[functions.map.name] = functions.map_code
-    return found
+    settings = {(each.filter, each.map): each for each in options}.values()  # many sources may name the same
+    functions = [each for each in map(row_functions, settings) if each is not None]
+    codes = [pair for each in functions for pair in ((each.filter, each.filter_code), (each.map, each.map_code))]
+    return {function.name: code for function, code in codes if function is not None}
 
 
 @cache
@@ -130,38 +139,10 @@ def _called(asked: UserFunction, function: Callable[[dict[str, Any]], Any], valu
             return made
         return list(made)
     except (Exception, SystemExit) as error:
-        raise DataError(
-            f"{asked} raised {type(error).__name__}: {error}{_line(error.__traceback__, function)}: correct it"
-        ) from error
-
-
-def _line(traceback: TracebackType | None, function: Callable[..., Any]) -> str:
-    """Return the last line of the function's file in a traceback."""
-    home = getattr(getattr(function, "__code__", None), "co_filename", None)
-    line = None
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == home:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return "" if line is None else f" (line {line})"
-
-
-def _checked_rows(asked: UserFunction, made: Any) -> list[dict[str, Any]]:
-    if made is None:
-        return []
-    if isinstance(made, Mapping):
-        made = [made]
-    if not isinstance(made, list):
-        raise DataError(
-            f"{asked} gave {_shown(made)}, expected a row (a dict), several of them (a list), or None: correct it"
-        )
-    for row in made:
-        if not isinstance(row, Mapping):
-            raise DataError(f"{asked} gave a list that holds {_shown(row)}, expected only rows (dicts): correct it")
-        wrong = [name for name in row if not isinstance(name, str)]
-        if wrong:
-            raise DataError(f"{asked} gave a row with the column {wrong[0]!r}, whose name is not text: correct it")
-    return [dict(row) for row in made]
+        home = getattr(getattr(function, "__code__", None), "co_filename", None)
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == home]
+        line = f" (line {lines[-1]})" if lines else ""
+        raise DataError(f"{asked} raised {type(error).__name__}: {error}{line}: correct it") from error
 
 
 def _shown(value: Any) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 
 from ...errors import DataError, EmptyRowError
+from .column_names import CHOICE_ANSWERS, CHOICE_QUESTIONS, CHOICE_STEMS, THOUGHTS, columns_of_choices
 from .content import tool_calls
-from .fields import columns_of_choices, is_filled, unpacked
+from .fields import is_filled, unpacked
 from .speakers import ROLES, usual_role
 
 Message = dict[str, Any]
@@ -38,30 +39,23 @@ def usual_messages(messages: Sequence[Any]) -> list[Any]:
     usual: list[Any] = []
     for message in messages:
         try:
-            _add_usual(message, usual)
+            if isinstance(message, dict) and "role" not in message and str(message.get("type")) in _ITEMS:
+                _ITEMS[message["type"]](message, usual)
+            elif isinstance(message, dict) and isinstance(parts := message.get("parts", message.get("content")), list):
+                usual += _of_parts({key: value for key, value in message.items() if key != "parts"}, parts)
+            else:
+                usual.append(_without_tags(message))
         except (AttributeError, KeyError, TypeError) as error:  # a value of an unexpected type
             raise DataError(f"a message has parts of another form, {str(message)[:80]!r}: correct the row") from error
     return usual
 
 
-def _add_usual(message: Any, usual: list[Any]) -> None:
-    if not isinstance(message, dict):
-        usual.append(message)
-    elif "role" not in message and str(message.get("type")) in _ITEMS:
-        _ITEMS[message["type"]](message, usual)
-    elif isinstance(parts := message.get("parts", message.get("content")), list):
-        usual += _of_parts({key: value for key, value in message.items() if key != "parts"}, parts)
-    else:
-        usual.append(_without_tags(message))
-
-
-def _without_tags(message: Message) -> Message:
+def _without_tags(message: Any) -> Any:
     """Return a message without Hermes' tags around the result of a call: templates of tools write these tags."""
-    key = "content" if "content" in message else "value"
-    text, speaker = message.get(key), message.get("role", message.get("from"))
-    if speaker != "tool" or not isinstance(text, str) or "<tool_response>" not in text:
+    if not isinstance(message, dict) or message.get("role", message.get("from")) != "tool":
         return message
-    held = _RESPONSE.fullmatch(text.strip())
+    key = "content" if "content" in message else "value"
+    held = _RESPONSE.fullmatch(message[key].strip()) if isinstance(message.get(key), str) else None
     return message if held is None else {**message, key: held[1]}
 
 
@@ -166,8 +160,8 @@ _MEMBERS: Mapping[str, Callable[[Any], dict[str, Any] | None]] = {  # Bedrock's,
 }  # fmt: skip
 
 
-def _called(item: Message, usual: list[Any]) -> None:
-    """Add a call of OpenAI's Responses to the last message of the assistant, or in a new message."""
+def _add_call(item: Message, usual: list[Any]) -> None:
+    """Add a call to the last message of the assistant, or in a new message."""
     calls = _call(item.get("name"), item.get("arguments"), item.get("call_id"))["calls"]
     last = usual[-1] if usual and isinstance(usual[-1], dict) else {}
     if last.get("role") == "assistant":
@@ -176,26 +170,24 @@ def _called(item: Message, usual: list[Any]) -> None:
         usual.append({"role": "assistant", "content": None, "tool_calls": calls})
 
 
-def _thought(item: Message, usual: list[Any]) -> None:
+def _add_thought(item: Message, usual: list[Any]) -> None:
     texts = [part["text"] for part in (item.get("content") or item.get("summary") or ()) if part.get("text")]
     if texts:
         usual.append({"role": "assistant", "content": None, "reasoning_content": "\n".join(texts)})
 
 
 _ITEMS: Mapping[str, Callable[[Message, list[Any]], None]] = {  # of OpenAI's Responses, other than messages
-    "function_call": _called,
+    "function_call": _add_call,
     "function_call_output": lambda item, usual: usual.append(_result(item.get("output"), item.get("call_id"))),
-    "reasoning": _thought,
+    "reasoning": _add_thought,
 }
 
 
-def usual_tools(tools: Sequence[Any], *, column: str | None) -> list[Any]:
+def usual_tools(tools: Sequence[Mapping[str, Any]], *, column: str | None) -> list[Any]:
     """Return tools in OpenAI's form: of Anthropic, Bedrock and Gemini, and of OpenAI's former column functions."""
-    if all(type(tool) is dict and "function" in tool for tool in tools):
-        return list(tools)
     usual: list[Any] = []
     for tool in tools:
-        spec = tool.get("toolSpec", tool) if isinstance(tool, Mapping) else tool
+        spec = tool.get("toolSpec", tool)
         if not isinstance(spec, Mapping):
             usual.append(tool)
         elif isinstance(declared := spec.get("functionDeclarations"), list):
@@ -271,68 +263,45 @@ def _responses(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _openai_preference(values: Mapping[str, Any]) -> dict[str, Any] | None:
     asked = values["input"]
-    if not isinstance(asked, Mapping) or not isinstance(asked.get("messages"), list):
+    if not isinstance(asked["messages"], list):
         return None
-    tools = {"tools": asked["tools"]} if asked.get("tools") else {}
     pair = {"chosen": values["preferred_output"], "rejected": values["non_preferred_output"]}
-    return {"prompt": asked["messages"], **pair, **tools}
+    return {"prompt": asked["messages"], **pair, **({"tools": asked["tools"]} if asked.get("tools") else {})}
 
 
 def _pair(prompt: Mapping[str, Any], scored: Sequence[tuple[Any, Any]]) -> dict[str, Any] | None:
     """Return the columns of the best and the worst answer. scored: scores, higher is better, and answers.
 
-    None for values other than scores; DataError for equally good answers.
+    None for values other than scores; DataError for missing and for equally good answers.
     """
     if len(scored) < 2 or not all(isinstance(score, (int, float)) and score == score for score, _ in scored):
         return None
+    if not all(answer for _, answer in scored):
+        raise DataError("one of the answers to compare is missing: complete or remove the row")
     best, worst = max(scored, key=lambda pair: pair[0]), min(scored, key=lambda pair: pair[0])
     if best[0] == worst[0]:
         raise DataError("the answers are equally good, so there is none to prefer: leave the row out")
     return {**prompt, "chosen": best[1], "rejected": worst[1]}
 
 
-def _scored(asked: str, listed: str, answer: str, score: str, sign: int = 1) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of a list of objects with an answer and a score each. sign: -1 for ranks."""
-
-    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
-        pairs = [(each.get(score), each.get(answer)) for each in values[listed]]
-        scored = [(sign * float(value), text) for value, text in pairs if isinstance(value, (int, float)) and text]
-        return _pair({"prompt": values[asked]}, scored) if len(scored) == len(pairs) else None
-
-    return read
-
-
-def _listed(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the columns of a list of answers next to a list of scores."""
+def _scores_of(values: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the scores and answers of a list of answers next to a list of scores; [] for other values."""
     answers, scores = unpacked(values["responses"]), unpacked(values["scores"])
-    if not isinstance(answers, list) or not isinstance(scores, list) or len(answers) != len(scores):
+    is_listed = isinstance(answers, list) and isinstance(scores, list) and len(answers) == len(scores)
+    return [*zip(scores, answers, strict=True)] if is_listed else []
+
+
+def _judged(values: Mapping[str, Any], verdict: str, *names: str) -> dict[str, Any] | None:
+    """Return the columns of two answers. verdict: column with the name of the better: a, model_a, 1, response_1, …"""
+    better = str(values[verdict]).lower()
+    kinds = "(model|response|assistant|answer|output)?[_ ]?"
+    scores = [re.fullmatch(f"{kinds}({each})", better) is not None for each in ("a|1", "b|2")]
+    if not any(scores):
+        if "tie" in better or "both" in better:
+            raise DataError(f"column {verdict} is {better!r}, so there is no answer to prefer: leave the row out")
         return None
-    return _pair({"prompt": values["prompt"]}, [*zip(scores, answers, strict=True)])
-
-
-def _judged(first: str, second: str, verdict: str) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of two answers and the name of the better answer: a, model_a, 1, response_1, …"""
-
-    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
-        better = str(values[verdict]).lower()
-        is_first, is_second = (
-            bool(re.fullmatch(rf"(model|response|assistant|answer|output)?[_ ]?({each})", better))
-            for each in ("a|1", "b|2")
-        )
-        if not is_first and not is_second:
-            if "tie" in better or "both" in better:
-                raise DataError(f"column {verdict} is {better!r}, so there is no answer to prefer: leave the row out")
-            return None
-        prompt = {"prompt": values["prompt"]} if "prompt" in values else {}
-        return _pair(prompt, [(is_first, values[first]), (is_second, values[second])])
-
-    return read
-
-
-def _helpsteer(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    preference = values["overall_preference"]  # from -3, the first is much better, to 3
-    scored = [(-preference, values["response1"]), (preference, values["response2"])]
-    return _pair({"prompt": values.get("context", values.get("prompt"))}, scored)
+    prompt = {"prompt": values["prompt"]} if "prompt" in values else {}
+    return _pair(prompt, [*zip(scores, (values[name] for name in names), strict=True)])
 
 
 def _renamed(**columns: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -347,18 +316,6 @@ def _squad(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if not texts:
         raise EmptyRowError("answers has no text, so nothing would be learnt: complete or remove the row")
     return {"instruction": values["context"], "input": values["question"], "output": texts[0]}
-
-
-def _boolq(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    answer = values["answer"]
-    if not isinstance(answer, bool):
-        return None
-    return {"instruction": values["passage"], "input": values["question"], "output": "yes" if answer else "no"}
-
-
-def _science_qa(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    asked = "\n".join(filter(None, (values["hint"], values["question"])))
-    return _chosen("question", "choices", "answer")({**values, "question": asked})
 
 
 def _interleaved(texts: Sequence[Any], images: Sequence[Any]) -> dict[str, Any]:
@@ -395,11 +352,6 @@ def _s1(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_OF_CHOICES = ("question", "Question", "problem", "query")
-_CHOSEN = (
-    "answer", "Answer", "correct_answer", "correctAnswer", "correct_option", "correctOption", "correct", "answer_key",
-)  # fmt: skip
-_STEMS = ("", "option_", "option", "Option_", "Option", "op", "choice_", "choice")  # of columns of a choice each
 
 
 def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -407,58 +359,48 @@ def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
     None for a row with several questions or answers.
     """
-    questions, answers = ([values[name] for name in names if name in values] for names in (_OF_CHOICES, _CHOSEN))
+    questions = [values[name] for name in CHOICE_QUESTIONS if name in values]
+    answers = [values[name] for name in CHOICE_ANSWERS if name in values]
     held = {name.upper(): values[column] for name, column in columns_of_choices(values).items()}
-    if len(questions) != 1 or len(answers) != 1 or not isinstance(answers[0], str):
-        return None
-    (answer,) = answers
-    if answer.isdecimal() and answer not in held:
+    answer = answers[0] if len(questions) == len(answers) == 1 else None
+    if not isinstance(answer, str) or (answer.isdecimal() and answer not in held):
         return None  # a number may count from 0 or 1
     answer = answer.upper() if answer.upper() in held else answer
-    return _chosen("question", "choices", "answer")({"question": questions[0], "choices": held, "answer": answer})
+    return _chosen(questions[0], held, answer)
 
 
-def _chosen(asked: str, listed: str, answer: str) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of a question with choices, and the number, letter or text of the right choice."""
-
-    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
-        held: Any = unpacked(values[listed])
-        names, said = list[str](), values[answer]
-        if isinstance(held, list) and all(isinstance(each, dict) and len(each) == 1 for each in held):
-            held = {name: text for each in held for name, text in each.items()}
-        if isinstance(held, Mapping) and isinstance(held.get("label"), list):  # ARC's, CommonsenseQA's
-            held, names = held.get("text"), [str(each) for each in held["label"]]
-        elif isinstance(held, Mapping):
-            held, names = list(held.values()), list(held)
-        texts = held if isinstance(held, list) and all(isinstance(each, str) for each in held) else []
-        names = names or list(_LETTERS[: len(texts)])
-        if not texts or len(names) != len(texts) or not isinstance(values[asked], str):
-            return None
-        if all(text in values[asked] for text in texts):
-            return None  # the question has them
-        number = said if isinstance(said, int) else int(said) if str(said).isdecimal() and said not in names else None
-        if number is None:
-            found = [n for n, pair in enumerate(zip(names, texts, strict=True)) if said in pair]
-            number = found[0] if len(found) == 1 else None
-        if number is None or isinstance(number, bool) or not 0 <= number < len(texts):
-            return None
-        lines = [f"{name}. {text}" for name, text in zip(names, texts, strict=True)]
-        return {"question": "\n".join([values[asked], "", *lines]), "answer": lines[number]}
-
-    return read
+def _chosen(asked: Any, choices: Any, said: Any) -> dict[str, Any] | None:
+    """Return the columns of a question with choices. said: number, letter or text of the right choice."""
+    held: Any = unpacked(choices)
+    names = list[str]()
+    if isinstance(held, list) and all(isinstance(each, dict) and len(each) == 1 for each in held):
+        held = {name: text for each in held for name, text in each.items()}
+    if isinstance(held, Mapping) and isinstance(held.get("label"), list):  # ARC's, CommonsenseQA's
+        held, names = held.get("text"), [str(each) for each in held["label"]]
+    elif isinstance(held, Mapping):
+        held, names = list(held.values()), list(held)
+    texts = held if isinstance(held, list) and all(isinstance(each, str) for each in held) else []
+    names = names or list(_LETTERS[: len(texts)])
+    if not texts or len(names) != len(texts) or not isinstance(asked, str) or all(text in asked for text in texts):
+        return None  # other values, or a question with its choices
+    number = said if isinstance(said, int) else int(said) if str(said).isdecimal() and said not in names else None
+    if number is None:
+        found = [n for n, pair in enumerate(zip(names, texts, strict=True)) if said in pair]
+        number = found[0] if len(found) == 1 else None
+    if number is None or isinstance(number, bool) or not 0 <= number < len(texts):
+        return None
+    lines = [f"{name}. {text}" for name, text in zip(names, texts, strict=True)]
+    return {"question": "\n".join([asked, "", *lines]), "answer": lines[number]}
 
 
 def _thoughts(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the columns of a question, thoughts and answer."""
     asked, answered = values["question"], values["answer"]
-    name = next((name for name in _REASONING if is_filled(values.get(name))), None)
+    name = next((name for name in THOUGHTS if is_filled(values.get(name))), None)
     if name is None or not all(isinstance(text, str) for text in (asked, answered, values[name])):
         return None
     answer = {"role": "assistant", "reasoning_content": values[name], "content": answered}
     return {"messages": [{"role": "user", "content": asked}, answer]}
-
-
-_REASONING = ("reasoning", "reasoning_content", "thinking", "thoughts", "chain_of_thought", "cot")
 
 
 def _chosen_speaker(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -486,11 +428,6 @@ def _one_text(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"messages": messages, **({"system": system} if system else {})}
 
 
-def _video_chat(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    listed = [("\n".join(filter(None, (one.get("i"), one["q"]))), one["a"]) for one in values["QA"]]
-    return {"conversations": [{"user": asked, "assistant": answered} for asked, answered in listed]}
-
-
 _PLACE = re.compile(r"<image_\d+>")
 
 
@@ -506,16 +443,13 @@ def _mini_cpm(values: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"messages": messages, "images": [images[place] for place in places]}
 
 
-def _hermes(column: str) -> Callable[..., dict[str, Any] | None]:
-    """Return the reader of conversations with the tools of the row in the system prompt, too: read once."""
-
-    def read(values: Mapping[str, Any]) -> dict[str, Any] | None:
-        messages = unpacked(values[column])
-        first = messages[0] if isinstance(messages, list) and messages else None
-        text = first.get("value", first.get("content")) if type(first) is dict else None
-        return {column: messages} if isinstance(text, str) and "<tools>" in text and "</tools>" in text else None
-
-    return read
+def _hermes(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the messages of a conversation with the tools of the row in the system prompt, too: read once."""
+    column = "conversations" if "conversations" in values else "messages"
+    messages = unpacked(values[column])
+    first = messages[0] if isinstance(messages, list) and messages else None
+    text = first.get("value", first.get("content")) if type(first) is dict else None
+    return {column: messages} if isinstance(text, str) and "<tools>" in text and "</tools>" in text else None
 
 
 _OF_THOUGHTS = "the thoughts are the answer's reasoning_content"
@@ -527,18 +461,21 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("contents", _gemini, ("systemInstruction", "system_instruction")),
     ("preferred_output input non_preferred_output", _openai_preference),
     ("output input", _responses, ("instructions",)),
-    ("completions instruction", _scored("instruction", "completions", "response", "overall_score"), (),
-     f"{_BEST} overall_score"),
-    ("answers prompt", _scored("prompt", "answers", "answer", "rank", -1), (), f"{_BEST} rank"),
-    ("scores prompt responses", _listed, (), f"{_BEST} scores"),
-    ("conversation_a conversation_b winner", _judged("conversation_a", "conversation_b", "winner"), (),
+    ("completions instruction", lambda row: _pair({"prompt": row["instruction"]}, [
+        (one["overall_score"], one["response"]) for one in row["completions"]]), (), f"{_BEST} overall_score"),
+    ("answers prompt", lambda row: _pair({"prompt": row["prompt"]}, [
+        (-one["rank"], one["answer"]) for one in row["answers"]]), (), f"{_BEST} rank"),
+    ("scores prompt responses", lambda row: _pair({"prompt": row["prompt"]}, _scores_of(row)), (), f"{_BEST} scores"),
+    ("conversation_a conversation_b winner", lambda row: _judged(row, "winner", "conversation_a", "conversation_b"), (),
      "chosen is the conversation of the winner"),
-    ("response_a prompt response_b preference", _judged("response_a", "response_b", "preference"), (),
+    ("response_a prompt response_b preference", lambda row: _judged(row, "preference", "response_a", "response_b"), (),
      "chosen is the response that preference names"),
     ("better_response_id prompt response_0 response_1", lambda row: _pair({"prompt": row["prompt"]}, [
         (row["better_response_id"] == number, row[f"response_{number}"]) for number in (0, 1)]), (),
      "chosen is the response of better_response_id"),
-    ("overall_preference response1 response2", _helpsteer, ("context",),
+    ("overall_preference response1 response2",  # from -3, the first is much better, to 3
+     lambda row: _pair({"prompt": row.get("context", row.get("prompt"))}, [
+        (-row["overall_preference"], row["response1"]), (row["overall_preference"], row["response2"])]), ("context",),
      "chosen is the response that overall_preference prefers"),
     ("response_j question response_k", _renamed(prompt="question", chosen="response_j", rejected="response_k"), (),
       "chosen is response_j, rejected response_k"),
@@ -547,27 +484,32 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
         0: {"chosen": row["human_ref_B"], "rejected": row["human_ref_A"]}}[row["labels"]]}, (),
      "chosen is human_ref_A where labels is 1"),
     ("answers context question", _squad, (), "output is the first text of answers"),
-    ("answer passage question", _boolq, (), "answers true and false become yes and no"),
+    ("answer passage question", lambda row: {
+        "instruction": row["passage"], "input": row["question"], "output": "yes" if row["answer"] else "no",
+     } if isinstance(row["answer"], bool) else None, (), "answers true and false become yes and no"),
     ("texts images", _obelics, (), _DOCUMENT),
     ("text_list image_info", _mmc4, (), _DOCUMENT),
-    ("choices hint question answer", _science_qa, ("lecture", "solution"),
-     f"the hint precedes the question; {_LETTERED}; lecture and solution are left out"),
+    ("choices hint question answer", lambda row: _chosen(
+        "\n".join(filter(None, (row["hint"], row["question"]))), row["choices"], row["answer"]),
+     ("lecture", "solution"), f"the hint precedes the question; {_LETTERED}; lecture and solution are left out"),
     ("definition inputs targets", _renamed(instruction="definition", input="inputs", output="targets")),
     ("thinking_trajectories question attempt", _s1, (), "the answer is attempt, after the first of its trajectories"),
-    *((f"{listed} question {answer}", _chosen("question", listed, answer), (), _LETTERED)
+    *((f"{listed} question {answer}", lambda row, listed=listed, answer=answer: _chosen(
+        row["question"], row[listed], row[answer]), (), _LETTERED)
       for listed in ("choices", "options", "answer_choices")
       for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
     *((f"{stem}{letters[0]} {stem}{letters[1]}", _of_columns,
-       (*_OF_CHOICES, *_CHOSEN, *(f"{stem}{letter}" for letter in letters)), _LETTERED)
-      for stem in _STEMS for letters in ("ABCDEFGHIJ", "abcdefghij") if stem or letters.isupper()),
-    ("endings ctx label", _chosen("ctx", "endings", "label"), ("ctx_a", "ctx_b"), _LETTERED),
-    *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in _REASONING),
+       (*CHOICE_QUESTIONS, *CHOICE_ANSWERS, *(f"{stem}{letter}" for letter in letters)), _LETTERED)
+      for stem in CHOICE_STEMS for letters in ("ABCDEFGHIJ", "abcdefghij") if stem or letters.isupper()),
+    ("endings ctx label", lambda row: _chosen(row["ctx"], row["endings"], row["label"]), ("ctx_a", "ctx_b"), _LETTERED),
+    *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in THOUGHTS),
     ("chat system", _one_text, (), "the speakers of chat become messages, and calls stay texts"),
-    ("QA", _video_chat),
+    ("QA", lambda row: {"conversations": [
+        {"user": "\n".join(filter(None, (one.get("i"), one["q"]))), "assistant": one["a"]} for one in row["QA"]]}),
     ("image conversations", _mini_cpm),
     ("conversations", _chosen_speaker),
-    ("tools conversations", _hermes("conversations"), (), _OF_TOOLS),
-    ("tools messages", _hermes("messages"), (), _OF_TOOLS),
+    ("tools conversations", _hermes, (), _OF_TOOLS),
+    ("tools messages", _hermes, (), _OF_TOOLS),
 )  # fmt: skip
 _BY_MARK: dict[str, list[Form]] = {}  # by the first mark of a form
 for _marks, _read, *_more in _TABLE:

@@ -175,6 +175,23 @@ def test_equal_answers_are_no_pair_and_counted_as_rows_that_do_not_fit() -> None
     tie = {"prompt": "q", "response_a": "a", "response_b": "b", "preference": "tie"}
     with pytest.raises(DataError, match="column preference is 'tie', so there is no answer to prefer"):
         find_mapper([tie], SchemaOptions())
+    with pytest.raises(DataError, match="one of the answers to compare is missing: complete or remove the row"):
+        find_mapper([{**tie, "preference": "a", "response_b": None}], SchemaOptions())
+
+
+def test_a_conversation_may_name_its_speakers_by_role_and_by_from() -> None:
+    asked, answer = {"from": "human", "value": "q"}, {"role": "assistant", "content": "a"}
+    for chat, kind in (([asked, answer], "sharegpt"), ([answer, asked, answer], "messages")):
+        mapper = find_mapper([{"messages": chat}], SchemaOptions())
+        assert mapper.kind.name == kind
+        turns = json.loads(mapper({"messages": chat}, None)["messages"])
+        assert turns[-2:] == [{"role": "user", "content": "q"}, answer]
+
+
+def test_members_of_objects_that_are_left_out_are_listed_in_the_order_of_the_rows() -> None:
+    row = {number: {"question": "q", "answer": "a", "note": "n"} for number in "ba"}
+    options = SchemaOptions(columns={"prompt": "b.question", "response": "a.answer"})
+    assert list(find_mapper([row], options).left) == ["b.answer", "b.note", "a.question", "a.note"]
 
 
 @pytest.mark.parametrize(
