@@ -273,7 +273,7 @@ class Manifest:
     """Known form of files. file: pattern of the last name. head: pattern of the first bytes.
 
     needs: from the folder and the key, the key of a file or folder that a row is joined with. holds_splits: the rows of
-    a file are of several splits.
+    a file are of several splits. is_alone: only files without other files of rows next to them.
     """
 
     rows: Callable[[Tables, str, str], Rows]
@@ -281,6 +281,7 @@ class Manifest:
     head: bytes = b""
     needs: Callable[[str, str], str] | None = None
     holds_splits: bool = False
+    is_alone: bool = False
 
 
 _NO_CHATS = rb'(?s)(?!.*(\n\{|"(messages|conversations)"\s*:))'  # neither JSON lines nor a chat with its images
@@ -295,10 +296,10 @@ MANIFESTS = (
     Manifest(rows=_science_qa, file=r"problems\.json", needs=lambda folder, key: f"{folder}pid_splits.json",
              holds_splits=True),
     Manifest(rows=_instruct_lab, file=r".+\.ya?ml", head=rb"(?s)(.*\n)?seed_examples\s*:"),
-    Manifest(rows=_of_yaml, file=r".+\.ya?ml", head=OF_ROWS),
-    Manifest(rows=_intents, file=r".+\.json",
+    Manifest(rows=_of_yaml, file=r".+\.ya?ml", head=OF_ROWS, is_alone=True),
+    Manifest(rows=_intents, file=r".+\.json", is_alone=True,
              head=rb'(?s)\s*(\{\s*"intents"\s*:\s*)?\[\s*\{[^{}]*"patterns"\s*:\s*\['),
-    Manifest(rows=_nested, file=r".+\.json",
+    Manifest(rows=_nested, file=r".+\.json", is_alone=True,
              head=rb'(?s)\s*\[\s*\{(\s*"\w+"\s*:\s*("[^"]*"|[\d.]+)\s*,)*\s*"(?!conv|dialog|turns|mess|hist)\w+"\s*:'
                   rb'\s*\[\s*\{\s*"(source|src|question|instruction|prompt)"\s*:\s*"'),
     Manifest(rows=_coco, file=r".+\.json", head=_NO_CHATS + rb'\s*\{.*"images"\s*:\s*\[\s*\{[^{}]*"file_name"\s*:'),
@@ -319,6 +320,8 @@ def manifests_in(tables: Tables, keys: Sequence[str]) -> tuple[Manifest, list[st
         if manifest.head:
             found = found if len(found) <= _MOST_HEADS else []
             found = [key for key in found if re.match(manifest.head, head_of(key))]
+        if manifest.is_alone and len(found) < len(keys):
+            continue
         if manifest.needs is not None:
             found = [key for key in found if tables.has(manifest.needs(folder_of(key), key))]
         if found:
