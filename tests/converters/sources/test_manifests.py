@@ -97,8 +97,14 @@ OF_YAML: dict[str, Files] = {
     "Rasa": {"nlu.yml": "nlu:\n- intent: a\n  examples: |\n    - q [x](y)\n- synonym: s\n  examples: |\n    - t\n"},
     "a list of rows": {"rows.yaml": "- question: q\n  answer: a\n"},
 }
-INTENTS: Files = {"a.json": {"intents": [
-    {"tag": "t", "patterns": ["q", "r"], "responses": ["a"]}, {"tag": "none", "patterns": [], "responses": ["b"]}]}}
+INTENTS: Files = {
+    "a.json": {
+        "intents": [
+            {"tag": "t", "patterns": ["q", "r"], "responses": ["a"]},
+            {"tag": "none", "patterns": [], "responses": ["b"]},
+        ]
+    }
+}
 NESTED: Files = {"a.json": [{"title": "t", "contents": [{"source": "q", "target": "a"}]}]}
 SOUNDS: Files = {"shard.tar": tar_bytes({"1.wav": WAV[1], "1.txt": b"a"})}
 
