@@ -127,7 +127,7 @@ SHAPES: dict[str, tuple[Files, str, str, list[str]]] = {
     "Rasa": (OF_YAML["Rasa"], "", "--columns prompt=text response=intent", ["q x", "a"]),
     "a list of rows in YAML": (OF_YAML["a list of rows"], "", "", ["q", "a"]),
     "intents of a chatbot": (INTENTS, "", "", ["q", "a"]),
-    "pairs in a list of each row": (NESTED, "", "", ["q", "a"]),
+    "a list of pairs in a row": (NESTED, "", "", ["q", "a"]),
     "SQuAD as published": (SQUAD, "", "", ["c\n\nq", "a"]),
     "WebDataset with sounds": (SOUNDS, "", "", ["<audio>", "a"]),
 }  # fmt: skip
