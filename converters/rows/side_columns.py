@@ -74,7 +74,7 @@ def check_side_columns(
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, kind.columns, found, [name for name in left if name not in refused], columns)
-    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker, _media)
+    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _media, _answer_of_text, _speaker)
     loss = next(filter(None, (check(read) for check in checks)), None)
     if loss is not None:
         what, choices, rest = loss
