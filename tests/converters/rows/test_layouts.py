@@ -522,8 +522,8 @@ def test_names_paths_notes_and_earlier_texts_are_offered_as_no_answer(row: Row, 
     assert (dict(options[0].columns) if options else {}) == first
 
 
-CLASSES = [{"n": f"{n} x", "of": f"the {n}", "label": n % 2, "kind": "ab"[n % 2]} for n in range(4)]
-OPTIONS_BY_VALUES = {  # rows -> the first option
+CLASSES: list[Row] = [{"n": f"{n} x", "of": f"the {n}", "label": n % 2, "kind": "ab"[n % 2]} for n in range(4)]
+OPTIONS_BY_VALUES: dict[str, tuple[list[Row], dict[str, str]]] = {  # rows -> the first option
     "a class in numbers next to a text": ([{"text": row["n"], "label": row["label"]} for row in CLASSES],
                                           {"prompt": "text", "response": "label"}),
     "a class of one text": ([{"sentence": row["n"], "label": row["label"]} for row in CLASSES],
