@@ -36,8 +36,9 @@ GOLD = re.compile(r"(?i)^(expected|correct|gold|reference)_|(^|_)(answer|solutio
 OF_ANSWERS = re.compile(
     r"(?i)(^|_)(responses?|completions?|answers?|outputs?|targets?|code|summary|translation|reply|headline|highlights|"
     r"solution|caption|paraphrase|correction|simplified|definition|entities|gloss(es)?|intent|sentiment|label)(_|$)|"
-    r"^(expected|correct|gold|reference)_"
+    r"^(expected|correct|gold|reference)_|^(reason|explanation|rationale)$"
 )
+CLASSES = re.compile(r"(?i)(.*_)?(labels?|intent|sentiment|class)")  # of a text, also in numbers
 NO_ANSWER = re.compile(
     r"(?i)prompt|^(prev|previous|last)_|^(system|notes?|comments?|remarks?|names?|journal|authors?|publisher|slug|"
     r"tags|keywords|filename|title|original|(doc)?tests?|stop_tokens|(.*_)?(signature|name))$"
@@ -62,11 +63,12 @@ WORKED = re.compile(
     r"(?i)((complex|detailed|full|generated|gold|model|worked|step_by_step|gpt\d*|deepseek|r1)_)?"
     r"(solution|rationale|explanation|reasoning(_content|_trace)?|think|thinking|thoughts?|cot|chain_of_thought)"
 )
+OF_JUDGES = re.compile(r"(?i)reason|explanation|rationale|comment|notes?$|critique|feedback|judg|margin")
 
 # Facts about a row, and columns of facts.
 OF_FACTS = re.compile(
     r"(?i)^(num|is|has)_|(^|_)(ids?|idx|index|uuid|hash|sha\d*|type|source|model|provider|date|datetime|time|timestamp|"
-    r"key|url|path|lang|language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|"
+    r"ts|key|url|path|lang|language|license|ext|extension|split|subset|category|version|dump|difficulty|level|subject|"
     r"topic|domain|title)$"
 )
 METADATA = re.compile(r"(?i)meta|info|signals|extra|tags|stats|urls|config")
@@ -74,12 +76,12 @@ METADATA = re.compile(r"(?i)meta|info|signals|extra|tags|stats|urls|config")
 # Choices: in a list, or in a column each: option_a, choice1, opB, or only a capital letter.
 CHOICES = ("choices", "options", "endings", "answer_choices", "answer_options", "candidates")
 ALTERNATIVES = {*CHOICES, "answers", "completions", "responses", "generations"}  # not conversations
-CHOICE_STEMS = ("", "option_", "option", "Option_", "Option", "op", "choice_", "choice")
+CHOICE_STEMS = ("", "option_", "option", "Option_", "Option", "op", "choice_", "choice", "ans")
 CHOICE_QUESTIONS = ("question", "Question", "problem", "query")
 CHOICE_ANSWERS = (
     "answer", "Answer", "correct_answer", "correctAnswer", "correct_option", "correctOption", "correct", "answer_key",
 )  # fmt: skip
-_CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
+_CHOICE = re.compile(r"((?i:options?|choices?|opt?|alternative|ans(?:wer)?)[_ .-]?)?([A-J]|(?<=.)[a-j\d])")
 
 
 def columns_of_choices(row: Mapping[str, Any]) -> dict[str, str]:

@@ -26,6 +26,10 @@ from .side_columns import choices_unread, media_columns
 from .speakers import USUAL_ROLES, readings_of, readings_said
 
 _SUFFIX = re.compile(r"_(text|string|[a-z]{2})$")  # question_text, answer_es
+_QUERY = re.compile(
+    r"\s*(select\b.+\bfrom\b|with\b.+\bas\s*\(|insert\s+into\b|update\b.+\bset\b|delete\s+from\b|match\s*\()",
+    re.IGNORECASE | re.DOTALL,
+)  # of a database
 _PATH = re.compile(r"(https?://\S+|[^\s/]*/\S*|\S+\.[A-Za-z]\w{0,4})")
 _USUAL_MEDIA = {"file_name", *(name for names in MEDIA_COLUMNS.values() for name in names)}
 _MEDIA_NAMES = {"file_name", *(name for names in {**MEDIA_COLUMNS, **MEMBER_IMAGES}.values() for name in names)}
@@ -75,7 +79,7 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
     ranked = sorted(media.items(), key=lambda each: each[0].endswith("id"))  # a path before the name of a file
     roles = {MEDIA_ROLES[kind]: name for name, kind in reversed(ranked) if name not in _USUAL_MEDIA}
     texts = [name for name in _texts(rows, names) if name not in media]
-    asked, prompts = _like(texts, of.ASKED), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
+    asked, prompts = _question_of(rows, texts), [name for name, _ in _columns_of(rows[0]) if _asks_alone(rows, name)]
     for pair in _compared(rows, names):
         yield Choice(columns={**roles, **pair, **({"prompt": asked} if asked else {})})
     for columns, tags in _conversations(rows, names):
@@ -83,7 +87,14 @@ def _choices(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterato
         yield Choice(columns={**roles, **columns}, tags=tags, why=why)
     if prompts and (answered := _like(texts, of.ANSWERED)):
         yield Choice(columns={**roles, "prompt": prompts[0], "response": answered})
-    pairs = _pair(rows, texts)
+    labels = [] if asked else [name for name in names if of.CLASSES.fullmatch(name) and _is_class(rows, name)]
+    pairs = [] if labels else _pair(rows, texts)
+    if labels:
+        given = [name for name in texts if not (of.NO_ANSWER.search(name) or _is_class(rows, name))]
+        if len(given) == 1:
+            yield Choice(columns={**roles, "prompt": given[0], "response": labels[0]})
+        elif len(given) == 2:
+            yield Choice(kind="alpaca", columns={"instruction": given[0], "input": given[1], "output": labels[0]})
     about = next((name for name in texts if name.lower() in of.INPUTS and name != asked), None)
     if asked and about and len(pairs) == 1:
         yield Choice(kind="alpaca", columns={**roles, "instruction": asked, "input": about, "output": pairs[0][1]})
@@ -145,24 +156,48 @@ def _is_text(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 def _is_same(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Return whether a column has one value in all rows, and other columns differ."""
-    values = [str(value) for row in rows if is_filled(value := value_at(row, name))]
+    values = _values(rows, name)
     return len(values) > 2 and len({*values}) == 1 and any(row != rows[0] for row in rows)
 
 
 def _pair(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return possible pairs of a question and an answer; names decide, then lengths and the order."""
+    queries = [name for name in texts if all(map(_QUERY.match, _values(rows, name)))]  # which answer other texts
+    asked = _question_of(rows, texts)
     others = [name for name in texts if name.lower() not in of.INPUTS]
-    texts = others if len(texts) > 2 and _like(others, of.ASKED) else list(texts)
-    asked = _like(texts, of.ASKED)
-    texts = [name for name in texts if name == asked or not (of.NO_ANSWER.search(name) or _is_same(rows, name))]
-    answers = [name for name in texts if name != asked and _like([name], of.ANSWERED)]
+    texts = others if asked in others else list(texts)
+    titles = [name for name in texts if name.lower() == "title"]
+    answers = [name for name in texts if name != asked and (_like([name], of.ANSWERED) or [name] == queries)]
     answers += [name for name in texts if name not in (asked, *answers) and of.GOLD.search(name)]
-    longest = sorted(texts, key=lambda name: -_length(rows, name))
+    answers = [name for name in answers if not (of.NO_ANSWER.search(name) or _is_same(rows, name))]
+    texts = [name for name in texts if not (name == asked or of.NO_ANSWER.search(name) or _is_class(rows, name))]
+    longest = sorted({*texts, *answers}, key=lambda name: (-_length(rows, name), name))
     if asked:
-        return [(asked, name) for name in longest if name in answers or (not answers and name != asked)]
+        unsaid = [name for name in longest if any(str(row.get(name)) not in str(row.get(asked)) for row in rows)]
+        return [(asked, name) for name in longest if name in (answers or unsaid)]
     if answers:
-        return [(name, answers[0]) for name in longest if name not in answers]
-    return [(texts[0], texts[1]), (texts[1], texts[0])] if len(texts) == 2 else []
+        return [(name, answers[0]) for name in (*longest, *titles) if name not in answers]
+    objects = [name for name, value in rows[0].items() if isinstance(value, dict) and not of.METADATA.search(name)]
+    has_objects = any(not text.startswith(f"{name}.") for name in objects for text in texts)
+    return [] if len(texts) != 2 or has_objects else [(texts[0], texts[1]), (texts[1], texts[0])]
+
+
+def _question_of(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> str | None:
+    """Return the column with a usual name of questions, unless it holds queries of a database next to other texts."""
+    asked = _like(texts, of.ASKED)
+    is_query = asked and len(texts) > 1 and all(map(_QUERY.match, _values(rows, asked)))
+    return _like([name for name in texts if name != asked], of.ASKED) if is_query else asked
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    return [str(value) for row in rows if is_filled(value := value_at(row, name))]
+
+
+def _is_class(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column has one value in all rows, or at most half as many values as rows, of up to 3 words."""
+    values = _values(rows, name)
+    is_short = len(values) > 3 and max(len(value.split()) for value in values) < 4 and max(map(len, values)) < 40
+    return _is_same(rows, name) or (is_short and 2 * len({*values}) <= len(values))
 
 
 def _length(rows: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -201,12 +201,11 @@ def _read_file(reference: str, root: str | None) -> bytes:
 
 @lru_cache(maxsize=4)
 def _folders_near(root: Path) -> list[Path]:
-    """Return the folders in and next to a folder, in the order of their names, for an error's remedy."""
+    """Return the folders in, next to and above a folder, for an error's remedy."""
+    above, near = root.absolute().parents, list[Path]()
     with suppress(OSError):
-        return sorted(
-            each for base in (root, root.absolute().parent) for each in islice(base.iterdir(), 1000) if each.is_dir()
-        )
-    return []
+        near = sorted(each for base in (root, *above[:1]) for each in islice(base.iterdir(), 1000) if each.is_dir())
+    return [*near, *above]
 
 
 def _load(path: Path, reference: str) -> bytes:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,18 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from .chat import MEDIA_COLUMNS
-from .column_names import ANSWERS, CHOICES, CONTEXTS, FIRST, LONG_CONTEXTS, OF_ANSWERS, WORKED, columns_of_choices
+from .column_names import (
+    ANSWERS,
+    CHOICES,
+    CLASSES,
+    CONTEXTS,
+    FIRST,
+    LONG_CONTEXTS,
+    OF_ANSWERS,
+    OF_JUDGES,
+    WORKED,
+    columns_of_choices,
+)
 from .content import MEDIA_ROLES, file_kind
 from .fields import QUESTIONS, Columns, head_of, is_filled, references_of, unpacked
 from .references import usual_kind
@@ -29,6 +41,7 @@ _ASKED = {  # kind -> roles of the question and of its answer
     "preference": ("prompt", "chosen"),
     "kto": ("prompt", "response"),
 }
+_NUMBER = re.compile(r"-*\d+\.?\d*")
 _SPEAKERS = ("user", "assistant", "prompter")
 _RENDERED = "Below is an instruction"  # first words of Alpaca's texts of a whole row
 
@@ -61,7 +74,7 @@ def check_side_columns(
     """
     refused = {name for role, column in columns.items() if not column for name in kind.columns.get(role, ())}
     read = _Read(rows, kind.name, kind.columns, found, [name for name in left if name not in refused], columns)
-    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _answer_of_text, _speaker, _media)
+    checks = (_rejected, _choices, _index, _context, _worked, _question, _answer, _media, _answer_of_text, _speaker)
     loss = next(filter(None, (check(read) for check in checks)), None)
     if loss is not None:
         what, choices, rest = loss
@@ -205,7 +218,11 @@ def _question(read: _Read) -> _Found | None:
         name = next((name for name, value, _ in read.values(read.left) if _ends_with_user(value)), None)
         columns = {"messages": str(name)}
         if name is None and any(isinstance(row.get(read.found.get("chosen", "")), str) for row in read.rows):
-            name = next((each for each in QUESTIONS if each in read.left), None)
+            begin = [{str(row.get(read.found[role]))[:1] for role in ("chosen", "rejected")} for row in read.rows]
+            texts = [each for each in read.left if not OF_JUDGES.search(each) and read.mostly(each, _is_phrase)]
+            longest = sorted(texts, key=lambda each: -sum(len(text) for _, text, _ in read.values([each])))
+            asks = longest if any(len(each) > 1 for each in begin) else []  # else the answers hold their question
+            name = next((each for each in (*QUESTIONS, *asks) if each in read.left), None)
             columns = {"prompt": str(name)}
     else:
         return None
@@ -234,18 +251,21 @@ def _answer_of_text(read: _Read) -> _Found | None:
     if read.kind != "text":
         return None
 
-    def is_lost(value: Any, row: Mapping[str, Any]) -> bool:
-        is_number = isinstance(value, str) and value.replace(".", "", 1).lstrip("-").isdecimal()  # of a class
-        return isinstance(value, (str, list, dict)) and not is_number and not read.is_said(value, row)
+    def is_lost(name: str, value: Any, row: Mapping[str, Any]) -> bool:
+        if type(value) in (int, float) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
+            return CLASSES.fullmatch(name) is not None and len(read.rows) > 3
+        return isinstance(value, (str, list, dict)) and not read.is_said(value, row)
 
     asked = read.found["text"]
-    names = [name for name in read.left if OF_ANSWERS.search(name) and read.mostly(name, is_lost)]
+    answers = filter(OF_ANSWERS.search, read.left)
+    names = [name for name in answers if read.mostly(name, partial(is_lost, name))]
     if not names:
         return None
     what = f"column {names[0]} may answer {asked}, and {asked} alone would be trained on"
     prompts = [*(name for name in QUESTIONS if name in read.left), asked]
-    texts = [name for name, value, _ in read.values(names) if isinstance(value, str)]
-    choices = [Choice(columns={"prompt": prompts[0], "response": name}) for name in dict.fromkeys(texts)]
+    texts = dict.fromkeys(name for name, value, _ in read.values(names) if isinstance(value, (str, int, float)))
+    kinds = {name: "prompt-response" if "label" in read.left and name != "label" else None for name in texts}
+    choices = [Choice(kind=kinds[name], columns={"prompt": prompts[0], "response": name}) for name in texts]
     return what, choices, "" if choices else f"join both {_BY_MAP}"
 
 
@@ -320,6 +340,10 @@ def _ends_with_user(value: Any) -> bool:
         return len(messages) % 2 == 1
     speaker = (last.get("role") or last.get("from")) if isinstance(last, Mapping) else None
     return isinstance(speaker, str) and usual_role(speaker) == "user"
+
+
+def _is_phrase(value: Any, row: Mapping[str, Any]) -> bool:
+    return isinstance(value, str) and (" " in value or len(value) > 20)
 
 
 def _words(text: str) -> str:

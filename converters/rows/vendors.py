@@ -294,14 +294,13 @@ def _scores_of(values: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 def _judged(values: Mapping[str, Any], verdict: str, *names: str) -> dict[str, Any] | None:
     """Return the columns of two answers. verdict: column with the name of the better: a, model_a, 1, response_1, …"""
     better = str(values[verdict]).lower()
-    kinds = "(model|response|assistant|answer|output)?[_ ]?"
+    kinds = "(model|response|assistant|answer|output|candidate|completion)?[_ ]?"
     scores = [re.fullmatch(f"{kinds}({each})", better) is not None for each in ("a|1", "b|2")]
     if not any(scores):
         if "tie" in better or "both" in better:
             raise DataError(f"column {verdict} is {better!r}, so there is no answer to prefer: leave the row out")
         return None
-    prompt = {"prompt": values["prompt"]} if "prompt" in values else {}
-    return _pair(prompt, [*zip(scores, (values[name] for name in names), strict=True)])
+    return _pair({}, [*zip(scores, (values[name] for name in names), strict=True)])
 
 
 def _renamed(**columns: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -361,12 +360,22 @@ def _of_columns(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     questions = [values[name] for name in CHOICE_QUESTIONS if name in values]
     answers = [values[name] for name in CHOICE_ANSWERS if name in values]
+    answers = answers or ([str(values["label"])] if type(values.get("label")) is int else [])
     held = {name.upper(): values[column] for name, column in columns_of_choices(values).items()}
     answer = answers[0] if len(questions) == len(answers) == 1 else None
     if not isinstance(answer, str) or (answer.isdecimal() and answer not in held):
         return None  # a number may count from 0 or 1
     answer = answer.upper() if answer.upper() in held else answer
-    return _chosen(questions[0], held, answer)
+    chosen, context = _chosen(questions[0], held, answer), values.get("context")
+    if chosen is None or not isinstance(context, str):
+        return chosen
+    return {"instruction": context, "input": chosen["question"], "output": chosen["answer"]}
+
+
+def _passages(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a question about passages, with the first of its answers (CLAPnq's)."""
+    context = "\n\n".join(passage["text"] for passage in values["passages"])
+    return {"instruction": context, "input": values["input"], "output": values["output"][0]["answer"]}
 
 
 def _chosen(asked: Any, choices: Any, said: Any) -> dict[str, Any] | None:
@@ -460,16 +469,18 @@ _DOCUMENT = "texts and images of a document are an answer without a question"
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("contents", _gemini, ("systemInstruction", "system_instruction")),
     ("preferred_output input non_preferred_output", _openai_preference),
+    ("output input passages", _passages, (), "the passages precede the question; output is the first answer"),
     ("output input", _responses, ("instructions",)),
     ("completions instruction", lambda row: _pair({"prompt": row["instruction"]}, [
         (one["overall_score"], one["response"]) for one in row["completions"]]), (), f"{_BEST} overall_score"),
     ("answers prompt", lambda row: _pair({"prompt": row["prompt"]}, [
         (-one["rank"], one["answer"]) for one in row["answers"]]), (), f"{_BEST} rank"),
     ("scores prompt responses", lambda row: _pair({"prompt": row["prompt"]}, _scores_of(row)), (), f"{_BEST} scores"),
-    ("conversation_a conversation_b winner", lambda row: _judged(row, "winner", "conversation_a", "conversation_b"), (),
-     "chosen is the conversation of the winner"),
-    ("response_a prompt response_b preference", lambda row: _judged(row, "preference", "response_a", "response_b"), (),
-     "chosen is the response that preference names"),
+    *((f"{stem}_{first} {stem}_{second} {verdict}", lambda row, verdict=verdict, names=(
+        f"{stem}_{first}", f"{stem}_{second}"): _judged(row, verdict, *names), (),
+       f"chosen is the {stem} that {verdict} names")
+      for stem in ("conversation", "response", "candidate", "completion", "answer", "output")
+      for first, second in ("ab", "12") for verdict in ("winner", "preference", "preferred", "better", "chosen")),
     ("better_response_id prompt response_0 response_1", lambda row: _pair({"prompt": row["prompt"]}, [
         (row["better_response_id"] == number, row[f"response_{number}"]) for number in (0, 1)]), (),
      "chosen is the response of better_response_id"),
@@ -499,8 +510,9 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
       for listed in ("choices", "options", "answer_choices")
       for answer in ("answer", "answerKey", "answer_index", "answer_idx", "correct_answer")),
     *((f"{stem}{letters[0]} {stem}{letters[1]}", _of_columns,
-       (*CHOICE_QUESTIONS, *CHOICE_ANSWERS, *(f"{stem}{letter}" for letter in letters)), _LETTERED)
-      for stem in CHOICE_STEMS for letters in ("ABCDEFGHIJ", "abcdefghij") if stem or letters.isupper()),
+       (*CHOICE_QUESTIONS, *CHOICE_ANSWERS, "label", "context", *(f"{stem}{letter}" for letter in letters)), _LETTERED)
+      for stem in CHOICE_STEMS for letters in ("ABCDEFGHIJ", "abcdefghij", "0123456789")
+      if stem or letters.isupper()),
     ("endings ctx label", lambda row: _chosen(row["ctx"], row["endings"], row["label"]), ("ctx_a", "ctx_b"), _LETTERED),
     *((f"{name} question answer", _thoughts, (), _OF_THOUGHTS) for name in THOUGHTS),
     ("chat system", _one_text, (), "the speakers of chat become messages, and calls stay texts"),

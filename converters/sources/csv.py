@@ -236,7 +236,7 @@ class DelimitedTable:
         is_numbered = [*fields] == [*map(str, range(len(fields)))]  # by pandas
         for field, values in zip(fields, [*zip(*rows, strict=True)] or [()] * len(fields), strict=True):
             words, is_again = field.split(), values.count(field) > 1 and len({*values}) > 1
-            is_sentence = len(words) > 12 or (len(words) > 2 and words[-1][-1] in ".!")
+            is_sentence = max(5 * len(words), len(field)) > 60 or (len(words) > 2 and words[-1][-1] in ".!")
             is_number = values and not is_numbered and all(map(_NUMBER.fullmatch, (field, *values)))
             if words and (is_sentence or is_number or is_again or _kind(field) not in ("", "text")):
                 value = value or field
@@ -293,8 +293,11 @@ def _kind(field: str) -> str:
 def _names(rows: Sequence[Sequence[str]]) -> str:
     """Return names for columns by most of their values."""
     kinds = [Counter(map(_kind, column)).most_common(1)[0][0] for column in zip(*rows, strict=True)]
-    if kinds.count("text") == 2 and {*kinds} <= {"text", ""}:
-        roles = iter(("prompt", "response"))
+    if kinds.count("text") > 1 and {*kinds} <= {"text", ""}:
+        texts = ["".join(column) for kind, column in zip(kinds, zip(*rows, strict=True), strict=True) if kind]
+        is_title = len(texts[1]) > 3 * len(texts[0]) and not re.search("[?？]", texts[0])  # or a summary of the second
+        is_pair = len(texts) == 2 and not is_title
+        roles = iter(("prompt", "response") if is_pair else [""] * len(kinds))
         kinds = [next(roles) if kind == "text" else kind for kind in kinds]
     return ",".join(kind if kind and kind not in kinds[:at] else f"column{at + 1}" for at, kind in enumerate(kinds))
 

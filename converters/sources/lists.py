@@ -18,7 +18,8 @@ from .specs import ROW_KEYS, SETTING_KEYS, Spec, parse_spec, resolved, settings_
 LISTS = (".yaml", ".yml")
 DATASET_INFO = "dataset_info.json"  # the end of the name of LLaMA-Factory's lists
 SOURCE_KEYS = ("path", "data_folder", "data_type")  # LMMS Engine's names
-OF_EXAMPLES = rb"(?s)(.*\n)?seed_examples\s*:"  # beginning of InstructLab's qna.yaml, a file of rows
+# Beginnings of files of rows: a list, InstructLab's qna.yaml, ChatterBot's conversations, Rasa's intents.
+OF_ROWS = rb"(?s)(- |(.*\n)?(seed_examples|conversations|nlu)\s*:)"
 YAML_KEYS = (*SOURCE_KEYS, *SETTING_KEYS)
 
 
@@ -28,7 +29,7 @@ def is_list(spec: Spec) -> bool:
     if not is_named or spec.is_hub or spec.is_remote:
         return False
     path = Path(spec.path)
-    return spec.format is not None or not path.is_file() or re.match(OF_EXAMPLES, path.read_bytes()) is None
+    return spec.format is not None or not path.is_file() or re.match(OF_ROWS, path.read_bytes()) is None
 
 
 def yaml_specs(path: Path, *, format: str | None, chosen: str | None = None) -> list[Spec]:

@@ -27,7 +27,7 @@ from ...types import StoredObject
 from ...yaml_text import read_yaml
 from .files import DecompressedFile, LocalFile, StoredFile
 from .jsonl import LineBlock
-from .lists import OF_EXAMPLES
+from .lists import OF_ROWS
 from .table import MAX_ROW_BYTES, Location, carry, in_units
 from .units import Row, Unit
 
@@ -177,6 +177,46 @@ def _instruct_lab(tables: Tables, folder: str, key: str) -> Rows:
             yield {"prompt": prompt, "response": str(pair["answer"]).strip()}
 
 
+def _of_yaml(tables: Tables, folder: str, key: str) -> Rows:
+    """Yield the rows of a YAML list, the conversations of ChatterBot, or the examples of Rasa's intents."""
+    content = read_yaml(tables.read(key))
+    if isinstance(content, list):
+        yield from content
+    elif "nlu" in content:
+        examples = [
+            (row["intent"], line)
+            for row in content["nlu"]
+            if "intent" in row
+            for line in row["examples"].splitlines()
+            if line.startswith("- ")
+        ]
+        yield from ({"text": _ENTITY.sub(r"\1", line[2:].strip()), "intent": intent} for intent, line in examples)
+    else:
+        yield from ({"dialog": [str(text) for text in texts]} for texts in content["conversations"])
+
+
+_ENTITY = re.compile(r"\[([^\]]*)\](?:\([^)]*\)|\{[^}]*\})")  # Rasa's: [text](entity)
+
+
+def _intents(tables: Tables, folder: str, key: str) -> Rows:
+    """Yield each pattern of an intent with a response, in turn; each pattern and each response at least once."""
+    content = parsed(tables.read(key))
+    for intent in content["intents"] if isinstance(content, dict) else content:
+        asked, answered = intent["patterns"], intent["responses"]
+        for number in range(max(len(asked), len(answered)) if asked and answered else 0):
+            pair = {"prompt": asked[number % len(asked)], "response": answered[number % len(answered)]}
+            yield pair | {"intent": intent.get("tag", intent.get("name", intent.get("intent")))}
+
+
+def _nested(tables: Tables, folder: str, key: str) -> Rows:
+    """Yield each object of the list in a row, with the other columns of the row."""
+    with tables.open(key) as stream:
+        for text in JsonScanner(stream, name=f"{tables.url}/{key}", max_bytes=MAX_ROW_BYTES).elements():
+            row = parsed(text)
+            name = next(name for name, value in row.items() if isinstance(value, list))
+            yield from ({**{other: row[other] for other in row if other != name}, **each} for each in row[name])
+
+
 def _coco(tables: Tables, folder: str, key: str) -> Rows:
     """Yield a row for each annotation with a text; if none has a text, a row of the objects of each image, in JSON."""
     files: dict[Any, str] = {}
@@ -233,7 +273,7 @@ class Manifest:
     """Known form of files. file: pattern of the last name. head: pattern of the first bytes.
 
     needs: from the folder and the key, the key of a file or folder that a row is joined with. holds_splits: the rows of
-    a file are of several splits.
+    a file are of several splits. is_alone: only files without other files of rows next to them.
     """
 
     rows: Callable[[Tables, str, str], Rows]
@@ -241,6 +281,7 @@ class Manifest:
     head: bytes = b""
     needs: Callable[[str, str], str] | None = None
     holds_splits: bool = False
+    is_alone: bool = False
 
 
 _NO_CHATS = rb'(?s)(?!.*(\n\{|"(messages|conversations)"\s*:))'  # neither JSON lines nor a chat with its images
@@ -254,7 +295,13 @@ MANIFESTS = (
     Manifest(rows=_vqa, file=r".*questions\.json", needs=lambda folder, key: _answers_of(key)),
     Manifest(rows=_science_qa, file=r"problems\.json", needs=lambda folder, key: f"{folder}pid_splits.json",
              holds_splits=True),
-    Manifest(rows=_instruct_lab, file=r".+\.ya?ml", head=OF_EXAMPLES),
+    Manifest(rows=_instruct_lab, file=r".+\.ya?ml", head=rb"(?s)(.*\n)?seed_examples\s*:"),
+    Manifest(rows=_of_yaml, file=r".+\.ya?ml", head=OF_ROWS, is_alone=True),
+    Manifest(rows=_intents, file=r".+\.json", is_alone=True,
+             head=rb'(?s)\s*(\{\s*"intents"\s*:\s*)?\[\s*\{[^{}]*"patterns"\s*:\s*\['),
+    Manifest(rows=_nested, file=r".+\.json", is_alone=True,
+             head=rb'(?s)\s*\[\s*\{(\s*"\w+"\s*:\s*("[^"]*"|[\d.]+)\s*,)*\s*"(?!conv|dialog|turns|mess|hist)\w+"\s*:'
+                  rb'\s*\[\s*\{\s*"(source|src|question|instruction|prompt)"\s*:\s*"'),
     Manifest(rows=_coco, file=r".+\.json", head=_NO_CHATS + rb'\s*\{.*"images"\s*:\s*\[\s*\{[^{}]*"file_name"\s*:'),
     Manifest(rows=_squad, file=r".+\.json",
              head=rb'(?s)\s*\{.*"data"\s*:\s*\[\s*\{(\s*"title"[^{}[\]]*,)?\s*"paragraphs"'),
@@ -273,6 +320,8 @@ def manifests_in(tables: Tables, keys: Sequence[str]) -> tuple[Manifest, list[st
         if manifest.head:
             found = found if len(found) <= _MOST_HEADS else []
             found = [key for key in found if re.match(manifest.head, head_of(key))]
+        if manifest.is_alone and len(found) < len(keys):
+            continue
         if manifest.needs is not None:
             found = [key for key in found if tables.has(manifest.needs(folder_of(key), key))]
         if found:

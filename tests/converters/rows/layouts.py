@@ -249,7 +249,7 @@ LAYOUTS = (
     Layout("Self-Instruct", lambda n: {"instruction": f"i-{n}", "instances": [
         {"input": f"in-{n}", "output": f"o-{n}"}]}, None),
     Layout("GLUE", lambda n: {"premise": f"p-{n}", "hypothesis": f"h-{n}", "label": 1}, None),
-    Layout("SST-2", lambda n: {"sentence": f"s-{n}", "label": 1, "idx": n}, "text"),
+    Layout("SST-2", lambda n: {"sentence": f"s-{n}", "label": 1, "idx": n}, "prompt-response"),
     Layout("TL;DR with a label", lambda n: {"prompt": f"p-{n}", "label": f"l-{n}"}, None),
     Layout("TL;DR", lambda n: {"prompt": f"p-{n}", "completion": f"c-{n}"}, "prompt-response"),
     Layout("HumanEval", lambda n: {

@@ -522,6 +522,45 @@ def test_names_paths_notes_and_earlier_texts_are_offered_as_no_answer(row: Row, 
     assert (dict(options[0].columns) if options else {}) == first
 
 
+CLASSES: list[Row] = [{"n": f"{n} x", "of": f"the {n}", "label": n % 2, "kind": "ab"[n % 2]} for n in range(4)]
+OPTIONS_BY_VALUES: dict[str, tuple[list[Row], dict[str, str]]] = {  # rows -> the first option
+    "a class in numbers next to a text": ([{"text": row["n"], "label": row["label"]} for row in CLASSES],
+                                          {"prompt": "text", "response": "label"}),
+    "a class of one text": ([{"sentence": row["n"], "label": row["label"]} for row in CLASSES],
+                            {"prompt": "sentence", "response": "label"}),
+    "a class of two texts": ([{"n": row["n"], "of": row["of"], "label": row["label"]} for row in CLASSES],
+                             {"instruction": "n", "input": "of", "output": "label"}),
+    "a class is no text of a pair": ([{"kind": row["kind"], "n": row["n"], "of": row["of"]} for row in CLASSES],
+                                     {"prompt": "n", "response": "of"}),
+    "a class is no question": ([{"title": f"what {row['n']} is", "kind": row["kind"], "answer": row["of"]}
+                                for row in CLASSES], {"prompt": "title", "response": "answer"}),
+    "a query of a database answers": ([{"nl": "all a", "query": "SELECT a FROM b"}],
+                                      {"prompt": "nl", "response": "query"}),
+    "a judge's reason is no question": ([{"task": "write a b", "reason": "a is longer than b", "chosen": "c d",
+                                          "rejected": "e f"}], {"prompt": "task"}),
+    "a reason next to a text": ([{"text": "q", "label": True, "reason": "a"}],
+                                {"prompt": "text", "response": "reason"}),
+    "an image next to a class": ([{"img": f"img/{n}.png", "text": f"{n} x", "label": n % 2} for n in range(4)],
+                                 {"images": "img"}),
+    "a context is no answer": ([{"question": "q a", "context": "q a b c", "answers": [1, 2]}], {}),
+    "an object may be the answer": ([{"en": "q a", "said": "it is now", "call": {"f": 1}}], {}),
+    "a part of the question is no answer": ([{"prompt": "write a b", "brief": "a b", "n": 1}], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS_BY_VALUES)
+def test_values_decide_which_columns_the_first_option_names(name: str) -> None:
+    rows, first = OPTIONS_BY_VALUES[name]
+    with pytest.raises(DataError) as raised:
+        find_mapper(rows, _AS_USUAL)
+    options = printed(raised.value)
+    assert (dict(options[0].columns) if options and options[0].columns else {}) == first
+    if first and "images" not in first:
+        mapper = find_mapper(rows, options[0])
+        assert mapper.kind.name in ("prompt-response", "alpaca", "preference")
+        assert str(rows[0][[*first.values()][-1]]) in mapper(rows[0], None)["messages"]
+
+
 def test_objects_that_answer_or_ask_are_stored_as_json_or_as_their_speakers() -> None:
     row = {"prompt": {"system": "s", "user": "q"}, "response": {"b": [1]}}
     messages = json.loads(find_mapper([row], _AS_USUAL)(row, None)["messages"])

@@ -148,6 +148,8 @@ def test_calls_of_one_answer_stay_together_with_its_text_and_thoughts() -> None:
         {"prompt": "q", "answers": [{"answer": "good", "rank": 1.0}, {"answer": "bad", "rank": 7.0}]},
         {"prompt": "q", "responses": ["bad", "good"], "scores": [-1, 0.5]},
         {"prompt": "q", "response_a": "good", "response_b": "bad", "preference": "A"},
+        {"prompt": "q", "candidate_a": "good", "candidate_b": "bad", "winner": "a"},
+        {"question": "q", "answer_1": "bad", "answer_2": "good", "better": "answer_2"},
         {"prompt": "q", "response_0": "bad", "response_1": "good", "better_response_id": 1},
         {"context": [ASK | {"content": "q"}], "response1": "bad", "response2": "good", "overall_preference": 2},
         {"question": "q", "response_j": "good", "response_k": "bad"},
@@ -211,6 +213,8 @@ def test_members_of_objects_that_are_left_out_are_listed_in_the_order_of_the_row
         ({"question": "q", "options": [{"A": "a"}, {"B": "b"}], "answer": "A"}, ["q\n\nA. a\nB. b", "A. a"]),
         ({"question": "is it a or b?", "options": ["a", "b"], "answer": "b"}, ["is it a or b?", "b"]),
         ({"video": None, "QA": [{"i": "i", "q": "q", "a": "a"}, {"q": "r", "a": "b"}]}, ["i\nq", "a", "r", "b"]),
+        ({"context": "c", "question": "q", "ans0": "a", "ans1": "b", "label": 0}, ["c\n\nq\n\n0. a\n1. b", "0. a"]),
+        ({"passages": [{"text": "c"}], "input": "q", "output": [{"answer": "a"}]}, ["c\n\nq", "a"]),
         ({"passage": "c", "question": "q", "answer": False}, ["c\n\nq", "no"]),
         ({"passage": "c", "question": "q", "answer": True}, ["c\n\nq", "yes"]),
         (

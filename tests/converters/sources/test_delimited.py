@@ -108,6 +108,8 @@ NO_HEADER = {
     "b.tsv": ("im/0.png\tA red cat.\nim/1.png\tA dog.\n", "text", "A red cat."),
     "c.csv": ("3,Oil soars,Prices are up\n1,Rain falls,It is wet\n", "prompt", "Oil soars"),
     "d.csv": ('id1|One, two, three|"x\nid2|Four five|y\n', "prompt", "One, two, three"),
+    "f.tsv": ("标题甲\t" + 40 * "文本" + "\n标题乙\t" + 40 * "文字" + "\n", "column2", 40 * "文本"),
+    "g.tsv": ("One is so.\tOne is.\tIt is one.\nTwo is so.\tTwo.\tIt is.\n", "column3", "It is one."),
     "e.tsv": ("good film\tpos\nbad film\tneg\nfine film\tpos\nodd film\tpos\n", "prompt", "good film"),
 }
 

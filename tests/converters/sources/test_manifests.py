@@ -92,6 +92,20 @@ LAB: Files = {
 SQUAD: Files = {"dev-v2.0.json": {"version": "v2.0", "data": [{"title": "T", "paragraphs": [{"context": "c", "qas": [
     {"id": "1", "question": "q", "answers": [{"text": "a", "answer_start": 0}], "is_impossible": False},
     {"id": "2", "question": "r", "answers": [], "is_impossible": True}]}]}]}}  # fmt: skip
+OF_YAML: dict[str, Files] = {
+    "ChatterBot": {"faq.yaml": "categories:\n- c\nconversations:\n- - q\n  - a\n"},
+    "Rasa": {"nlu.yml": "nlu:\n- intent: a\n  examples: |\n    - q [x](y)\n- synonym: s\n  examples: |\n    - t\n"},
+    "a list of rows": {"rows.yaml": "- question: q\n  answer: a\n"},
+}
+INTENTS: Files = {
+    "a.json": {
+        "intents": [
+            {"tag": "t", "patterns": ["q", "r"], "responses": ["a"]},
+            {"tag": "none", "patterns": [], "responses": ["b"]},
+        ]
+    }
+}
+NESTED: Files = {"a.json": [{"title": "t", "contents": [{"source": "q", "target": "a"}]}]}
 SOUNDS: Files = {"shard.tar": tar_bytes({"1.wav": WAV[1], "1.txt": b"a"})}
 
 # Data -> files, what the user names in their folder, options, and the first question and answer.
@@ -109,6 +123,11 @@ SHAPES: dict[str, tuple[Files, str, str, list[str]]] = {
     "Common Voice": (COMMON_VOICE, "?split=train", "", ["<audio>", 'a "so']),
     "LJSpeech": (LJ_SPEECH, "", "", ["<audio>", "the first, a"]),
     "InstructLab": (LAB, "", "", ["q", "a"]),
+    "ChatterBot": (OF_YAML["ChatterBot"], "", "", ["q", "a"]),
+    "Rasa": (OF_YAML["Rasa"], "", "--columns prompt=text response=intent", ["q x", "a"]),
+    "a list of rows in YAML": (OF_YAML["a list of rows"], "", "", ["q", "a"]),
+    "intents of a chatbot": (INTENTS, "", "", ["q", "a"]),
+    "a list of pairs in a row": (NESTED, "", "", ["q", "a"]),
     "SQuAD as published": (SQUAD, "", "", ["c\n\nq", "a"]),
     "WebDataset with sounds": (SOUNDS, "", "", ["<audio>", "a"]),
 }  # fmt: skip
@@ -170,6 +189,17 @@ def test_the_command_that_the_error_prints_converts(
     (words,) = re.findall(r"name one, as (\S+?)(?:,|$)|pass (--media-root \S+),", said.replace("\n", " ").strip())
     command = words[0] or f"{source} {words[1]}"
     assert len(converted(command, tmp_path / "out")) == (1 if name == "ScienceQA" else 2)
+
+
+def test_each_pattern_and_each_response_is_in_a_row(tmp_path: Path) -> None:
+    intents = [{"tag": "t", "patterns": ["q", "r"], "responses": ["a", "b", "c"]}]
+    rows = read(written(tmp_path / "data", {"a.json": intents}))
+    assert [(row["prompt"], row["response"]) for row in rows] == [("q", "a"), ("r", "b"), ("q", "c")]
+
+
+def test_files_next_to_rows_are_not_read_in_place_of_the_rows(tmp_path: Path) -> None:
+    files = {"rows.jsonl": '{"text": "x"}\n', **OF_YAML["ChatterBot"], "list.yml": "- a: b\n"}
+    assert read(written(tmp_path / "data", files)) == [{"text": "x"}]
 
 
 def test_a_joined_image_is_of_its_annotation(tmp_path: Path) -> None:

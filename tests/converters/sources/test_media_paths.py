@@ -146,3 +146,10 @@ def test_images_beside_rows_are_their_media_and_no_rows(data: Path, tmp_path: Pa
     WRITERS["rows.jsonl"](data / "rows.jsonl")
     assert convert([data], str(tmp_path / "out"), num_workers=1).num_rows == 1
     assert media(tmp_path / "out") == [image_bytes(color=1)]
+
+
+def test_the_error_of_a_missing_medium_names_the_folder_above_its_rows_that_holds_the_medium(tmp_path: Path) -> None:
+    write(tmp_path / "top" / "images" / "a.png", image_bytes())
+    rows = write(tmp_path / "top" / "data" / "train" / "rows.jsonl", json_lines([ROW]))
+    with pytest.raises(DataError, match=rf"pass --media-root {tmp_path}/top, where it is"):
+        convert([rows], str(tmp_path / "out"), num_workers=1)
