@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup demo test test-changed test-times test-oldest test-torchtitan test-models models test-python test-minimal test-long check docs bench gpu-wheels mutants clean
 
 setup: $(VENV)/.installed
-	@$(BIN)/python -m tests.compiled
+	@$(BIN)/python -m tests.compiled || $(BIN)/python setup.py --quiet build_ext --inplace
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from .compiled import PACKAGE, outdated
+from .compiled import ROOT, outdated
 from .emulators import EMULATED, azure_emulator, gcs_emulator
 from .guard.collective_log import FOLDER as COLLECTIVES
 from .guard.collective_log import faults
@@ -52,7 +52,7 @@ def pytest_configure() -> None:
     """
     from hypothesis import HealthCheck, settings
 
-    if sources := outdated(PACKAGE):
+    if sources := outdated(ROOT):
         raise pytest.UsageError(f"the loops of {', '.join(sources)} are not compiled: `make setup` compiles them")
     settings.register_profile("any load", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any load")

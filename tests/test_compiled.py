@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .compiled import PACKAGE, outdated
+from .compiled import ROOT, outdated
 
-ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "converters", "examples", "lmms_stream", "tests")
 COMPILERS = re.compile(r"^ *(?:from|import) (?:numba|llvmlite)\b", re.MULTILINE)
 
@@ -22,13 +21,15 @@ def test_no_file_imports_numba() -> None:
 
 
 def test_tests_run_with_the_loops_of_the_present_sources(tmp_path: Path) -> None:
-    assert outdated(PACKAGE) == []
+    assert outdated(ROOT) == []
+    folder = tmp_path / "lmms_loops"
+    folder.mkdir()
     for name, seconds in [("old.py", 1), ("old.pxd", 3), ("old.abi3.so", 2), ("new.pxd", 1), ("new.py", 2)]:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (seconds, seconds))
-    assert outdated(tmp_path) == ["new.pxd", "new.py", "old.pxd"]
-    (tmp_path / "new.abi3.so").touch()
-    os.utime(tmp_path / "old.pxd", (1, 1))
+        (folder / name).touch()
+        os.utime(folder / name, (seconds, seconds))
+    assert outdated(tmp_path) == ["lmms_loops/new.pxd", "lmms_loops/new.py", "lmms_loops/old.pxd"]
+    (folder / "new.abi3.so").touch()
+    os.utime(folder / "old.pxd", (1, 1))
     assert outdated(tmp_path) == []
 
 

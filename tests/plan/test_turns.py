@@ -55,7 +55,7 @@ def take_turns(
     count: int, left: Numbers, credits: Numbers, quotas: Numbers, ends: Numbers, unit: int, least: int, sizes: Sizes
 ) -> tuple[int, list[int]]:
     """Take up to `count` turns until a source ends, by the loops of take_epochs; return turns, and packs by source."""
-    before, state = left.copy(), turns.SourceTurns(left, credits, quotas, ends, unit, least, sizes)
+    before, state = left.copy(), turns.TurnHeaps(left, credits, quotas, ends, unit, least, sizes)
     state.begin()
     turn = state.take(0, count)
     state.end()
@@ -171,14 +171,14 @@ def test_an_end_of_an_epoch_looks_at_no_other_source(monkeypatch: pytest.MonkeyP
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     num_deadlines = 0
-    deadline = module.SourceTurns.deadline
+    deadline = module.TurnHeaps.deadline
 
     def counted(*args: object) -> object:
         nonlocal num_deadlines
         num_deadlines += 1
         return deadline(*args)
 
-    monkeypatch.setattr(module.SourceTurns, "deadline", counted)
+    monkeypatch.setattr(module.TurnHeaps, "deadline", counted)
     num_sources, count = 50, 200
     quotas = to_quotas([Fraction(1)] * num_sources)[None]
     at, packs, credits = (np.zeros(num_sources, np.int64) for _ in range(3))

@@ -9,7 +9,7 @@ cdef void _push(long long[:, ::1] heap, long long size, long long key, long long
 cdef void _pop(long long[:, ::1] heap, long long size) noexcept nogil
 
 @cython.final
-cdef class SourceTurns:
+cdef class TurnHeaps:
     cdef long long[::1] left, credits, known, deadlines, taken, used, have
     cdef const long long[::1] ends
     cdef const long long[:, ::1] quotas, tokens
@@ -26,7 +26,7 @@ cdef class SourceTurns:
 
 @cython.final
 cdef class SourceEpochs:
-    cdef SourceTurns turns
+    cdef TurnHeaps turns
     cdef long long[::1] at, packs
     cdef const long long[::1] counts, first_counts, until
     cdef long long[:, ::1] rows

@@ -83,7 +83,7 @@ def no_sizes(num_sources: int) -> Sizes:
     return Sizes(np.zeros((num_sources, 0), np.int64), nothing, nothing, np.zeros(num_sources, np.bool_), 1)
 
 
-class SourceTurns:
+class TurnHeaps:
     """State of sources that take turns; see take_epochs.
 
     left: int64[k], packs left in each source, 1 or more. taken: int64[k], packs taken. known: int64[k], the clock at
@@ -205,7 +205,7 @@ class SourceEpochs:
 
     def __init__(
         self,
-        turns: SourceTurns,
+        turns: TurnHeaps,
         at: _Numbers,
         packs: _Numbers,
         counts: _Numbers,
@@ -321,7 +321,7 @@ def take_epochs(
     end of known tokens, and when the rows of another epoch might not fit. sizes: changed; of a step's packs at least,
     to cut no row at the end of known tokens.
     """
-    turns = SourceTurns(np.empty(len(at), np.int64), credits, quotas, ends, unit, least, sizes)
+    turns = TurnHeaps(np.empty(len(at), np.int64), credits, quotas, ends, unit, least, sizes)
     epochs = SourceEpochs(turns, at, packs, counts, first_counts, until, rows)
     if len(at) == 1 and not len(rows) and until[0] < 0:
         credits[0] = 0
