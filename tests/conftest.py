@@ -52,11 +52,11 @@ def pytest_configure() -> None:
     """
     from hypothesis import HealthCheck, settings
 
+    os.environ[COLLECTIVES] = tempfile.mkdtemp(prefix="collectives-")
     if sources := outdated(ROOT):
         raise pytest.UsageError(f"the loops of {', '.join(sources)} are not compiled: `make setup` compiles them")
     settings.register_profile("any load", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any load")
-    os.environ[COLLECTIVES] = tempfile.mkdtemp(prefix="collectives-")
     paths = [str(Path(__file__).parent / "guard"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 

@@ -21,11 +21,12 @@ def test_every_other_file_of_the_code_is_installed_with_it() -> None:
         for folder in ("lmms_stream", "converters")
         for path in (ROOT / folder).rglob("*")
         if path.is_file()
-        and path.suffix != ".py"
+        and path.suffix not in (".py", ".so")  # libraries are compiled from sources by setup.py
         and "__pycache__" not in path.parts
         and "lmms_stream/converters" not in str(path)  # the link for type checkers
     }
     installed = {
         Path(*package.split("."), name) for package, names in SETTINGS["package-data"].items() for name in names
     }
-    assert there == installed
+    assert (ROOT / "MANIFEST.in").read_text() == "recursive-include lmms_stream *.pxd\n"
+    assert {path for path in there if path.suffix != ".pxd"} == installed

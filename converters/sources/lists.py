@@ -18,8 +18,8 @@ from .specs import ROW_KEYS, SETTING_KEYS, Spec, parse_spec, resolved, settings_
 LISTS = (".yaml", ".yml")
 DATASET_INFO = "dataset_info.json"  # the end of the name of LLaMA-Factory's lists
 SOURCE_KEYS = ("path", "data_folder", "data_type")  # LMMS Engine's names
-# Beginnings of files of rows: a list, InstructLab's qna.yaml, ChatterBot's conversations, Rasa's intents.
-OF_ROWS = rb"(?s)(- |(.*\n)?(seed_examples|conversations|nlu)\s*:)"
+# Beginnings of files of rows: a list of objects, InstructLab's qna.yaml, ChatterBot's conversations, Rasa's intents.
+OF_ROWS = rb"(?s)(- [^\n]*:|(.*\n)?(seed_examples|conversations|nlu)\s*:)"
 YAML_KEYS = (*SOURCE_KEYS, *SETTING_KEYS)
 
 

@@ -16,7 +16,7 @@ from lmms_stream import ChatProcessor, ConvertOptions, convert
 from ..arrows import ROOT
 
 OWN = (f"{ROOT / 'lmms_stream'}{os.sep}", f"{ROOT / 'converters'}{os.sep}")
-MOST_FUNCTIONS, MOST_PARSES = 40, 2
+MOST_FUNCTIONS, MOST_PARSES = 40, 1  # parses of stored JSON; lines are parsed by a map, which is not seen here
 MOST_PLAIN_CALLS = 10  # of Python functions a row, without a processor
 ROW = {"messages": [{"role": "user", "content": "Who wrote Emma?"}, {"role": "assistant", "content": "Jane Austen."}]}
 GROUP = 64  # rows that are measured together
@@ -59,4 +59,4 @@ def test_a_row_without_a_processor_passes_few_functions_and_is_parsed_once(tmp_p
     calls_of(1, tmp_path, None)
     (fewer, fewer_parses), (more, more_parses) = (calls_of(n * GROUP, tmp_path, None) for n in (3, 4))
     assert (more - fewer).total() <= MOST_PLAIN_CALLS * GROUP, (more - fewer).most_common(20)
-    assert more_parses - fewer_parses <= GROUP
+    assert more_parses == fewer_parses

@@ -33,10 +33,10 @@ class Mutant:
 
     room: str
     file: str
-    function: str
     operator: str
     old: str
     new: str
+    function: str = ""  # of no function: the module's own code
     killed_by: str = ""
     equivalent: str = ""
 
