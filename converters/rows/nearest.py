@@ -194,10 +194,13 @@ def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
 
 
 def _is_class(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column has one value in all rows, or at most half as many values as rows, of up to 3 words."""
+    """Return whether a column has one value in all rows, or at most half as many values as rows, of up to 3 words.
+
+    Repeated rows count once.
+    """
     values = _values(rows, name)
     is_short = len(values) > 3 and max(len(value.split()) for value in values) < 4 and max(map(len, values)) < 40
-    return _is_same(rows, name) or (is_short and 2 * len({*values}) <= len(values))
+    return _is_same(rows, name) or (is_short and 2 * len({*values}) <= len({*map(str, rows)}))
 
 
 def _length(rows: Sequence[Mapping[str, Any]], name: str) -> int:
