@@ -50,12 +50,8 @@ class LineRange:
         return self.stop - self.start
 
     def rows(self) -> Iterator[Row]:
-        number = 0
         with self.file.open(until=self.stop + REST_BYTES) as file:
-            for lines in line_groups(file, start=self.start, stop=self.stop):
-                yield from rows_of(number, lines, self.row_of)
-                number += len(lines)
-        self.num_lines = number
+            self.num_lines = yield from rows_of(line_groups(file, start=self.start, stop=self.stop), self.row_of)
 
     def by_index(self) -> RowTexts:
         with self.file.open(until=self.stop + REST_BYTES) as file:
@@ -76,11 +72,8 @@ class LineBlock:
     num_lines: int = -1
 
     def rows(self) -> Iterator[Row]:
-        number = 0
-        for lines in line_groups(io.BytesIO(carried(self.payload)), start=0, stop=ENDLESS):
-            yield from rows_of(number, lines, self.row_of)
-            number += len(lines)
-        self.num_lines = number
+        groups = line_groups(io.BytesIO(carried(self.payload)), start=0, stop=ENDLESS)
+        self.num_lines = yield from rows_of(groups, self.row_of)
 
     def by_index(self) -> RowTexts:
         return RowTexts.of(lines_between(io.BytesIO(carried(self.payload)), start=0, stop=ENDLESS), self.row_of)

@@ -140,22 +140,25 @@ def _row_of_value(number: int, text: bytes, values: Any) -> Row:
 _new_row = partial(tuple.__new__, Row)
 
 
-def rows_of(first: int, texts: Sequence[bytes], row_of: RowOf) -> Iterator[Row]:
-    """Yield the rows of consecutive texts but of blank ones; JSON objects are parsed together, in less time.
+def rows_of(groups: Iterable[Sequence[bytes]], row_of: RowOf) -> Generator[Row, None, int]:
+    """Yield the rows of groups of texts, without blank ones; return the number of texts.
 
-    first: number of the first text.
+    JSON objects of a group are parsed together, in less time.
     """
-    if row_of is json_row and max(map(len, texts)) <= MAX_ROW_BYTES:
-        with suppress(ValueError):  # a row of its own has the error
-            values = parsed_all(texts)
-            if {*map(type, values)} == {dict}:
-                yield from map(
-                    _new_row, zip(count(first), values, repeat(""), repeat(None))
-                )  # without a call of Python
-            else:
-                yield from map(_row_of_value, count(first), texts, values)
-            return
-    yield from (row_of(number, text) for number, text in enumerate(texts, start=first) if not text.isspace())
+    number = 0
+    for texts in groups:
+        values: Sequence[Any] = ()
+        if row_of is json_row and max(map(len, texts)) <= MAX_ROW_BYTES:
+            with suppress(ValueError):  # a row of its own has the error
+                values = parsed_all(texts)
+        if not values:
+            yield from (row_of(at, text) for at, text in enumerate(texts, start=number) if not text.isspace())
+        elif {*map(type, values)} == {dict}:
+            yield from map(_new_row, zip(count(number), values, repeat(""), repeat(None)))  # without a call of Python
+        else:
+            yield from map(_row_of_value, count(number), texts, values)
+        number += len(texts)
+    return number
 
 
 def _json_error(text: bytes, error: orjson.JSONDecodeError) -> str:
