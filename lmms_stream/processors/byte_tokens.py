@@ -35,7 +35,8 @@ class ByteTokens:
         from tokenizers.pre_tokenizers import ByteLevel
 
         model, steps = tokenizer["model"], tokenizer["pre_tokenizer"] or {}
-        normalizer = (tokenizer["normalizer"] or {}).get("type")
+        normalizer = tokenizer["normalizer"] or {}
+        normalizer = normalizer.get("type") if normalizer.get("normalizers") != [] else None  # DeepSeek V3's is empty
         if (
             model["type"] != "BPE"
             or any(model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))

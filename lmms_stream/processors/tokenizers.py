@@ -28,6 +28,7 @@ from ..checks import plain_path
 from ..errors import ConfigError, if_folder_of_lfs_pointers
 from ..versions.transformers import RULES_OF_TOKENIZERS, RulesOfTokenizers, special_tokens_of
 from .base import Tokens, keep, read_kept
+from .byte_pairs import BytePairs, BytePairsLater
 from .byte_tokens import ByteTokens, Span
 
 if TYPE_CHECKING:
@@ -93,11 +94,25 @@ class FastTokenizer:
 
     def ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
         """Token ids of each text, int32[T], in less time than `encode` takes."""
-        return [_ids_of(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
+        if (pairs := self._pairs_of(texts)) is None:
+            return [_ids_of(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
+        before, after = self._around if add_special_tokens else ([], [])
+        made: list[NDArray[np.int32]] = []
+        for text in texts:
+            if (ids := pairs.ids(text)) is None:
+                ids = _ids_of(self.encode(text, add_special_tokens=False))
+            made.append(np.array([*before, *ids, *after], np.int32) if before or after else ids)
+        return made
 
     def num_tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
         """Number of tokens in the result of `ids` for each text."""
+        if self._pairs_of(texts) is not None:
+            return [*map(len, self.ids(texts, add_special_tokens=add_special_tokens))]
         return [len(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
+
+    def _pairs_of(self, texts: Sequence[str]) -> BytePairs | None:
+        """Return the faster encoder of texts, if there is one by now."""
+        return None if self._pairs_later is None else self._pairs_later.after(sum(map(len, texts)))
 
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
         if is_parallel():  # encoding a batch would start threads
@@ -161,6 +176,19 @@ class FastTokenizer:
     def _byte_tokens(self) -> ByteTokens | None:
         start, merges, _ = self.model.partition(', "merges": ')  # the merges are long, and not needed
         return ByteTokens.of(json.loads(start + "}}" * bool(merges)))
+
+    @cached_property
+    def _pairs_later(self) -> BytePairsLater | None:
+        if self._byte_tokens is None:
+            return None
+        return BytePairsLater(self.model, self.digest, self._tokenizer, self._byte_tokens.num_bytes)
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Special tokens before and after those of a text."""
+        text, framed = (self.encode("a", add_special_tokens=each).ids for each in (False, True))
+        start = next(at for at in range(len(framed)) if framed[at : at + len(text)] == text)
+        return framed[:start], framed[start + len(text) :]
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
