@@ -12,13 +12,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cached_property, partial
+from types import BuiltinMethodType
 from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from ..errors import ConfigError, DataError
 from .answers import (
@@ -69,9 +71,7 @@ class ChatTemplate:
         by: Callable[[Render, Messages], Written] = lambda render, messages: render(messages),
     ):
         self._by = by
-        self._environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols]
-        )
+        self._environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Marks, loopcontrols])
         self._environment.filters["tojson"] = _to_json
         self._environment.globals["raise_exception"] = _raise
         self._environment.globals["strftime_now"] = datetime.combine(TODAY, time()).strftime
@@ -271,6 +271,36 @@ def _is_content(node: nodes.Node) -> bool:
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
     return isinstance(node, nodes.Name) and node.name == "content"
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with less work for the attributes and methods of JSON values, loops and namespaces."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind in _METHODS:
+            if attribute in _METHODS[kind]:
+                return getattr(obj, attribute)
+            if kind is dict and attribute not in _OF_DICT:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif kind in (LoopContext, Namespace) and not attribute.startswith("_"):
+            return getattr(obj, attribute) if hasattr(obj, attribute) else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's own form
+        if type(__obj) is BuiltinMethodType and __obj.__name__ in _METHODS.get(type(__obj.__self__), ()):
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+_METHODS: dict[type, frozenset[str]] = {
+    kind: frozenset(name for name in dir(kind) if ImmutableSandboxedEnvironment().is_safe_attribute(kind(), name, None))
+    - {"format", "format_map"}  # Jinja's own take their places
+    for kind in (str, dict, list, int, float, bool)
+}
+_OF_DICT = frozenset(dir(dict))
 
 
 class _Marks(Extension):

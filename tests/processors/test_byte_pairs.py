@@ -75,7 +75,7 @@ LEFT: dict[str, Callable[[], Described]] = {
     "digits": in_pieces(Digits(individual_digits=True)),
     "text left out": in_pieces(Split(" ", "removed")),
     "unknown patterns": in_pieces(Split(CUT, "isolated"), Split(Regex("a+"), "isolated")),
-    "a pattern of another language": in_pieces(Split(Regex(r"\p{^L}+|\p{L}+"), "isolated")),
+    "a pattern of another language": in_pieces(Split(Regex(r"\X"), "isolated")),
     "a pattern of the gaps": in_pieces(Split(CUT, "isolated", invert=True)),
 }
 

@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lmms_stream.errors import ConfigError, DataError
 from lmms_stream.processors import ProcessorConfig
-from lmms_stream.processors.base import IGNORED_LABEL, processor_fingerprint
+from lmms_stream.processors.base import IGNORED_LABEL, or_error, processor_fingerprint
 from lmms_stream.processors.chat import ChatProcessor, Learn
+from lmms_stream.processors.chat_template import ChatTemplate, Written
 from lmms_stream.processors.text import TextProcessor
 from lmms_stream.processors.tokenizers import FastTokenizer, load_tokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -278,3 +281,41 @@ def test_a_tokenizer_is_the_same_whichever_process_loads_it(tokenizer: Path, tmp
     failed = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert failed.returncode == 1
     assert f"ConfigError: tokenizer {arguments[3]!r} cannot be loaded: " in failed.stderr
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "''.__class__", "messages.append(1)", "messages[0].update({})", "messages[0].pop('role')", "''['__class__']",
+        "namespace(a=1).__init__", "loop.__init__", "'{0.__class__}'.format(1)", "'{a.__class__}'.format_map({'a': 1})",
+        "(1).real.__class__", "messages[0]['clear']()", "(''|attr('__class__'))", "''.format.__self__",
+    ],
+)  # fmt: skip
+def test_a_template_reaches_no_more_than_in_jinjas_sandbox(expression: str) -> None:
+    written = f"{{% for message in messages %}}{{{{ {expression} }}}}{{% endfor %}}"
+    messages = [{"role": "user", "content": "Hi"}]
+    ours = or_error(ChatTemplate(written, {}).render, messages)
+    try:
+        theirs = ImmutableSandboxedEnvironment().from_string(written).render(messages=messages)
+    except SecurityError:
+        assert isinstance(ours, DataError)
+    else:
+        assert isinstance(ours, Written)
+        assert ours.text == theirs
+    assert messages == [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "message.items() | list", "message.keys() | list", "message.none", "message.get('x', 3)", "message.content.x",
+        "'a-b'.split('-')", "'{}:{}'.format(1, a)", "'{a}'.format_map({'a': 2})", "loop.index0 ~ loop.last ~ loop.x",
+        "(1).real", "messages.count(message)", "n.a ~ n.b", "message['keys']", "'%s' % message.role", "true.real",
+    ],
+)  # fmt: skip
+def test_values_are_read_as_in_jinjas_sandbox(expression: str) -> None:
+    written = f"{{% set n = namespace(a=1) %}}{{% for message in messages %}}{{{{ {expression} }}}}{{% endfor %}}"
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    messages[1]["keys"] = [1]
+    theirs = ImmutableSandboxedEnvironment().from_string(written).render(messages=messages)
+    assert ChatTemplate(written, {}).render(messages).text == theirs
