@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 T = TypeVar("T")
-CHUNK_BYTES = 1 << 20
+FILE_PIECE_BYTES, MEMORY_PIECE_BYTES = 1 << 20, 1 << 24  # of an answer on its way to a file, and to memory
 REQUESTER_PAYS = "MOSAICML_STREAMING_AWS_REQUESTER_PAYS"
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _SKEWED = {"RequestTimeTooSkewed", "RequestExpired"}
@@ -98,7 +98,7 @@ class S3Storage:
 
     def read(self, key: str) -> bytes:
         def read(client: S3Client, at: Any, proceed: Callable[[], None]) -> bytes:
-            return b"".join(self._chunks(client.get_object(**at), proceed))
+            return b"".join(self._chunks(client.get_object(**at), proceed, MEMORY_PIECE_BYTES))
 
         return self._run(key, read)
 
@@ -109,7 +109,7 @@ class S3Storage:
             if answer["ETag"].strip('"') != tag:
                 answer["Body"].close()
                 raise ObjectChangedError(self._where(at))
-            return b"".join(self._chunks(answer, proceed))
+            return b"".join(self._chunks(answer, proceed, MEMORY_PIECE_BYTES))
 
         return self._run(key, read)
 
@@ -142,7 +142,7 @@ class S3Storage:
             answer = client.get_object(**at)
             proceed()
             with path.open("wb") as file:
-                for chunk in self._chunks(answer, proceed):
+                for chunk in self._chunks(answer, proceed, FILE_PIECE_BYTES):
                     file.write(chunk)
 
         self._run(key, download)
@@ -186,13 +186,13 @@ class S3Storage:
         return f"set {self.service.key_name} and {self.service.secret_name}"
 
     @staticmethod
-    def _chunks(answer: Any, proceed: Callable[[], None]) -> Iterator[bytes]:
+    def _chunks(answer: Any, proceed: Callable[[], None], size: int) -> Iterator[bytes]:
         """Yield the whole body of an answer; IncompleteReadError if the body is shorter than announced."""
         from botocore.exceptions import IncompleteReadError
 
         received = 0
         with closing(answer["Body"]) as body:
-            for chunk in body.iter_chunks(CHUNK_BYTES):
+            for chunk in body.iter_chunks(size):
                 proceed()
                 received += len(chunk)
                 yield chunk
