@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from jinja2 import nodes
@@ -45,10 +45,13 @@ def functions_of_notes(messages: Sequence[Any], mark: str) -> dict[str, Callable
         levels[-1] = index, of_loop, True
         return written(index)
 
+    def assign(value: Any) -> str:
+        return note(value, of_loop=False)
+
     def leave() -> str:
         return written(levels[-1][0]) if levels.pop()[2] else ""
 
-    return {"lmms_enter": enter, "lmms_note": note, "lmms_assign": partial(note, of_loop=False), "lmms_leave": leave}
+    return {"lmms_enter": enter, "lmms_note": note, "lmms_assign": assign, "lmms_leave": leave}
 
 
 def add_notes(node: nodes.Node) -> None:

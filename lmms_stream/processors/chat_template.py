@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cached_property, partial
-from types import BuiltinMethodType
+from types import BuiltinMethodType, FunctionType
 from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, nodes
@@ -288,7 +288,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's own form
-        if type(__obj) is BuiltinMethodType and __obj.__name__ in _METHODS.get(type(__obj.__self__), ()):
+        kind = type(__obj)
+        if (kind is BuiltinMethodType and __obj.__name__ in _METHODS.get(type(__obj.__self__), ())) or (
+            kind is FunctionType and __obj.__module__ == functions_of_notes.__module__
+        ):
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
             return __obj(*args, **kwargs)
