@@ -40,6 +40,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.times --budget
+	$(BIN)/python benchmarks/results.py --check
 
 test: check
 	$(PYTEST)
