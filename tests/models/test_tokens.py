@@ -7,11 +7,13 @@ import subprocess
 import sys
 import unicodedata
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lmms_stream.processors import tokenizers as product
 from lmms_stream.processors.base import IGNORED_LABEL
+from lmms_stream.processors.byte_pairs import TRIED_AFTER
 from lmms_stream.processors.chat import ChatProcessor
 from lmms_stream.processors.tokenizers import FastTokenizer
 from lmms_stream.versions.transformers import RULES_OF_TOKENIZERS
@@ -20,6 +22,7 @@ from ..rounds import in_long_rounds
 from . import makers
 
 NUM_TEXTS = 1000
+NUM_LINES, MIN_LINES_OF_SCRIPTS = 1_000_000, 50_000  # of foreign files, and of these those beyond ASCII
 CHATS = {"qwen3": "<|im_end|>", "llama3_1": "<|eot_id|>", "gemma3": "<end_of_turn>", "gptoss": "<|return|>",
          "deepseek_v3": "<｜end▁of▁sentence｜>"}  # tokenizer -> the last token of an answer  # fmt: skip
 SCRIPTS = (
@@ -73,6 +76,43 @@ def test_a_conversation_has_the_ids_of_transformers(name: str) -> None:
         if ours != theirs.apply_chat_template(messages, tokenize=True, return_dict=False):
             differ.append(text)
     assert differ == []
+
+
+def foreign_lines() -> list[str]:
+    """Return lines of files in installed packages: code, messages in many languages, tables of characters."""
+    lines: list[str] = []
+    others: list[str] = []
+    for path in sorted(Path(sys.prefix, "lib").rglob("*.*")):
+        if path.suffix in (".py", ".json", ".js", ".html") and path.is_file() and path.stat().st_size < 1 << 22:
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+                if not line.isascii():
+                    others.append(line)
+                elif len(lines) < NUM_LINES:
+                    lines.append(line)
+    return [*others, *lines]
+
+
+@in_long_rounds
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "deepseek_v3"])
+def test_tiktoken_returns_the_tokens_of_a_makers_tokenizer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the result of an earlier trial
+    loaded = replace(makers.tokenizer(name))
+    assert loaded._pairs_later is not None
+    pairs = loaded._pairs_later.after(TRIED_AFTER)
+    assert pairs is not None
+    lines = foreign_lines()
+    assert len(lines) >= NUM_LINES
+    assert sum(not line.isascii() for line in lines) >= MIN_LINES_OF_SCRIPTS
+    given = [*texts(loaded), *("".join(lines[at : at + 16]) for at in range(0, len(lines), 16))]
+    num_left = 0
+    for text in given:
+        ids = pairs.ids(text)
+        num_left += ids is None
+        assert ids is None or ids.tolist() == loaded.encode(text, add_special_tokens=False).ids
+    assert num_left < len(given) / 50
 
 
 @in_long_rounds
