@@ -23,16 +23,17 @@ from measure import print_table, verdict
 
 MOST = 2.0
 PACKING_LENGTH, VOCABULARY = 2048, 512
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 2}
+FEED = {"intermediate_size": 256}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 DELTA = {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
 KINDS = {"layer_types": ["linear_attention", "full_attention"]}
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3_5_text": {**HEADS, **DELTA, **KINDS, "head_dim": 32},
-    "lfm2": {**HEADS, "layer_types": ["conv", "full_attention"]},
+    "qwen3_5_text": {**HEADS, **FEED, **DELTA, **KINDS, "head_dim": 32},
+    "lfm2": {**HEADS, **FEED, "layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 32, "state_size": 32, "n_groups": 1},
-    "falcon_h1": {**HEADS, "head_dim": 32, "mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_state": 32},
-    "rwkv": {"attention_hidden_size": 128, "context_length": PACKING_LENGTH},
+    "falcon_h1": {**HEADS, **FEED, "head_dim": 32, "mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_state": 32},
+    "rwkv": {**FEED, "attention_hidden_size": 128, "context_length": PACKING_LENGTH},
 }
 
 

@@ -108,7 +108,7 @@ def encode(folder: Path, name: str) -> tuple[float, int]:
     from transformers import AutoProcessor
 
     tokenizer = AutoProcessor.from_pretrained(str(folder / "processor")).tokenizer
-    dataset = PackedStreamingDataset(folder / name, folder / "cache")
+    dataset = PackedStreamingDataset(folder / name, folder / f"cache-{name}")
     texts = [
         tokenizer.apply_chat_template(json.loads(sample["messages"]), tokenize=False) for sample in iter_stored(dataset)
     ]

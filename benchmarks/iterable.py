@@ -102,11 +102,12 @@ def ours(path: str, tokenizer: str, num_rows: int, core: int) -> dict[str, float
     )
 
     middle: dict[str, Any] = {}
+    every = 64 if num_rows > 100_000 else 1
 
     def packs() -> Iterator[tuple[int, int]]:
         for number, batch in enumerate(dataset):
             yield len(batch.sample_ids), batch.num_tokens
-            if not middle and number % 64 == 0 and dataset.counts.samples > num_rows // 2:
+            if not middle and number % every == 0 and dataset.counts.samples > num_rows // 2:
                 middle.update(dataset.state_dict())
 
     found = followed(packs(), begun, num_rows)

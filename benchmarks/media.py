@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -113,6 +114,8 @@ def cpu_seconds(ways: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[s
 def measure_images(rounds: int) -> list[bool]:
     import torch
     from lmms_stream.versions.transformers import by_torchvision
+
+    sys.path.append(str(Path(__file__).parents[1]))
     from tests.versions import by_pillow
 
     torch.set_num_threads(1)

@@ -59,7 +59,9 @@ def read(folder: Path, packing_length: int, num_workers: int, counts: Sequence[i
     from lmms_stream.loader.loader import SOURCE, PackedLoader
 
     packing = PackingConfig(packing_length=packing_length)
-    dataset = PackedStreamingDataset(folder, folder.with_name("cache"), processor=TokensProcessor(), packing=packing)
+    dataset = PackedStreamingDataset(
+        folder, folder.with_name(f"cache-{folder.name}"), processor=TokensProcessor(), packing=packing
+    )
     loader = PackedLoader(dataset, global_batch=GLOBAL_BATCH, weights={SOURCE: 1.0}, num_workers=num_workers)
     measured: dict[str, list[Memory]] = {}
     for number, _ in enumerate(loader, 1):

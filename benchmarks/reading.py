@@ -128,8 +128,8 @@ def best_rates(opens: Mapping[str, Open], unit: str, args: argparse.Namespace) -
 
 
 def ours(folder: Path) -> Iterable[Any]:
-    next(iter(PackedStreamingDataset(folder, folder.with_name("cache"))))  # compiles
-    return PackedStreamingDataset(folder, folder.with_name("cache"))
+    next(iter(PackedStreamingDataset(folder, folder.with_name(f"cache-{folder.name}"))))  # compiles
+    return PackedStreamingDataset(folder, folder.with_name(f"cache-{folder.name}"))
 
 
 def streaming(folder: Path, settings: Mapping[str, int]) -> Iterable[Any]:
@@ -173,7 +173,9 @@ def our_packs(folder: Path, limit: int) -> Iterable[int]:
 
 def dataset_with_plan(folder: Path, limit: int) -> PackedStreamingDataset:
     packing = PackingConfig(packing_length=limit)
-    return PackedStreamingDataset(folder, folder.with_name("cache"), processor=TokensProcessor(), packing=packing)
+    return PackedStreamingDataset(
+        folder, folder.with_name(f"cache-{folder.name}"), processor=TokensProcessor(), packing=packing
+    )
 
 
 def next_fit_packs(opened: Callable[[], Iterable[Mapping[str, Any]]], limit: int) -> Iterable[int]:

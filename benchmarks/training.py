@@ -51,7 +51,9 @@ def open_dataset(folder: Path) -> Any:
     from lmms_stream.processors.text import TokensProcessor
 
     packing = PackingConfig(packing_length=PACKING_LENGTH)
-    return PackedStreamingDataset(folder, folder.with_name("cache"), processor=TokensProcessor(), packing=packing)
+    return PackedStreamingDataset(
+        folder, folder.with_name(f"cache-{folder.name}"), processor=TokensProcessor(), packing=packing
+    )
 
 
 class Loop:

@@ -65,7 +65,9 @@ def loader_of(folder: Path, name: str, *, packing_length: int, global_batch: int
     from lmms_stream.plan.packing import PackingConfig
 
     packing = PackingConfig(packing_length=packing_length)
-    dataset = PackedStreamingDataset(folder / name, folder / "cache", processor=processor_of(folder), packing=packing)
+    dataset = PackedStreamingDataset(
+        folder / name, folder / f"cache-{name}", processor=processor_of(folder), packing=packing
+    )
     return PackedLoader(dataset, global_batch=global_batch, num_workers=num_workers, weights={SOURCE: 1.0})
 
 

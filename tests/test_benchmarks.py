@@ -15,11 +15,11 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 TOYS: dict[str, str] = {
     "assign.py": "--batches 4 --samples 20000",
     "bagel.py": "--steps 2",
-    "cache_limit.py": "--samples 1200 --block 40",
+    "cache_limit.py": "--samples 6000 --block 100",
     "chart_learning.py": "--charts 60 --tokens 4000 --seeds 1",
     "checkpoint.py": "--parameters 100000 --rounds 1 --steps 1",
     "checkpoint_memory.py": "--gigabytes 0.01 0.02",
-    "convergence.py": "--samples 400 --seeds 2",
+    "convergence.py": "--samples 800 --seeds 2",
     "convert.py": "--rows 2000 --tokenized-rows 1000 --large-bytes 1e6 --rounds 1 --peers streaming",
     "drop_in.py": "--samples 2000 --rounds 1",
     "hybrids.py": "--rounds 1",
@@ -29,7 +29,7 @@ TOYS: dict[str, str] = {
     "iterable.py": "--rows 4000",
     "kill_convert.py": "--rounds 1 --rows 4000",
     "learning.py": "--tokens 20000",
-    "ledger.py": "--samples 20000 --shard-samples 2000 --rounds 1",
+    "ledger.py": "--samples 200000 --shard-samples 2000 --rounds 1",
     "many_shards.py": "--shards 400 --samples-per-shard 50 --streaming-shards 40 --canonical-nodes 2 --rounds 1",
     "media.py": "--rounds 1",
     "memory.py": "--batches 40 --first 10 --samples 20000 --real-samples 2000",
@@ -44,20 +44,19 @@ TOYS: dict[str, str] = {
     "resume.py": "--samples 40000 --streaming-samples 10000 --hf-samples 2000 --real-samples 2000 --rounds 1",
     "rollout.py": "--rows 20000",
     "s3.py": "--shards 4 --shard-bytes 200000 --rounds 1",
-    "sound.py": "--chats 4 --rounds 1 --packs 0",
+    "sound.py": "--chats 8 --rounds 1 --packs 0 --kinds sound video",
     "sound_learning.py": "--clips 20 --steps 2 --seeds 1",
-    "spikes.py": "--samples 400",
+    "spikes.py": "--samples 800",
     "steps.py": "--steps 1",
-    "trainers.py": "--rounds 1 --steps 1",
-    "training.py": "--steps 2",
-    "vision.py": "--chats 32 --rounds 1 --part local",
+    "trainers.py": "--rounds 2 --steps 3",
+    "training.py": "--steps 12",
     "vision_memory.py": "--packs 20 --first 5 --samples 40",
     "vision_training.py": "--steps 2 --packs 4",
     "worker_memory.py": "",
 }
 ELSEWHERE = {  # script -> what it needs, beyond a machine for tests
     "cluster.py": "control groups", "peer_links.py": "network namespaces", "simulate.py": "network namespaces",
-    "gpu.py": "tests/train/test_gpu_benchmark.py", "sft.py": "the extra bench",
+    "vision.py": "the extra bench", "gpu.py": "tests/train/test_gpu_benchmark.py", "sft.py": "the extra bench",
 }  # fmt: skip
 
 

@@ -228,6 +228,8 @@ class Replay:
         most = 0
         for node in range(self._num_nodes):
             shards = np.flatnonzero(self._first_use[node])
+            if not len(shards):
+                continue
             changes = np.concatenate([self._first_use[node, shards], self._last_use[node, shards] + 1])
             sizes = self._shards.stored[shards]
             order = np.argsort(changes, kind="stable")
