@@ -92,7 +92,8 @@ class PackedTrainer(TrainerParts):
             callbacks, world_size=self.world.world_size, standing=lambda: trainer_state(self),
             arguments=self.callback_arguments,
         )  # fmt: skip
-        self.callbacks.given = {"processing_class": self.processing_class}
+        parts = dict.fromkeys(("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"))
+        self.callbacks.given = {"processing_class": self.processing_class, **parts}
         if inputs.arguments is not None:
             _ = self.callbacks.state  # keep log_history: users of transformers read it at the end
         self.callbacks.call("on_init_end")

@@ -62,7 +62,9 @@ class Callbacks:
 
     def pop(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
         """Remove and return the callback, or the first callback of a class; return None if missing."""
-        is_asked_for = (lambda each: isinstance(each, callback)) if isinstance(callback, type) else callback.__eq__
+        is_asked_for = (
+            (lambda each: isinstance(each, callback)) if isinstance(callback, type) else lambda each: each == callback
+        )
         found = next((each for each in self._all if is_asked_for(each)), None)
         if found is not None:
             self._all.remove(found)

@@ -33,7 +33,7 @@ class Flags:
 
 
 class Flow:
-    """Sets the due actions in a control, by the settings of a run. evaluates: the run has an eval_dataset."""
+    """Adds due actions to a control, by the settings of a run. evaluates: the run has an eval_dataset."""
 
     def __init__(self, config: TrainConfig, *, evaluates: bool):
         self._config = config
@@ -49,13 +49,13 @@ class Flow:
         """
         config = self._config
         if isinstance(config.logging_steps, int):
-            control.should_log = is_finished or is_due(step, config.logging_steps)
+            control.should_log |= is_finished or is_due(step, config.logging_steps)
         control.should_log |= config.log_sample_ids or (config.logging_first_step and step == 1)
         if self._evaluates and isinstance(config.eval_steps, int):
             is_time = is_due(step, config.eval_steps) and step >= config.eval_delay
-            control.should_evaluate = is_finished or is_time
+            control.should_evaluate |= is_finished or is_time
         if isinstance(config.save_steps, int):
-            control.should_save = is_finished or is_due(step, config.save_steps)
+            control.should_save |= is_finished or is_due(step, config.save_steps)
         control.should_save |= is_time_to_save
         if is_finished:
             control.should_training_stop = True
@@ -63,9 +63,9 @@ class Flow:
     def end_epoch(self, control: Control, *, epoch: float) -> None:
         """epoch: finished epochs, with the fraction of the last. Called at the end of the run, too."""
         config = self._config
-        control.should_log = config.logging_steps == "epoch"
-        control.should_evaluate = self.evaluates_epoch(control, epoch=epoch)
-        control.should_save = config.save_steps == "epoch"
+        control.should_log |= config.logging_steps == "epoch"
+        control.should_evaluate |= self.evaluates_epoch(control, epoch=epoch)
+        control.should_save |= config.save_steps == "epoch"
 
     def evaluates_epoch(self, control: Control, *, epoch: float) -> bool:
         """Whether an evaluation is due at the end of an epoch."""
