@@ -137,6 +137,24 @@ def test_it_is_read_by_a_plain_data_loader_with_workers(config: dict[str, Any], 
     assert counts_of(seen, tokenizer) == ONCE
 
 
+@pytest.mark.parametrize("deliver", [True, False])
+def test_a_batch_that_a_loop_breaks_at_is_read_after_the_resume(
+    config: dict[str, Any], tokenizer: Path, deliver: bool
+) -> None:
+    dataset = MultiModalIterableDataset(config)
+    seen: list[Batch] = []
+    for batch in DataLoader(dataset, batch_size=3, collate_fn=dataset.get_collator()):
+        if len(seen) == 4:
+            break
+        seen.append(batch)
+        if deliver:
+            dataset.deliver(batch)
+    again = MultiModalIterableDataset(config)
+    again.load_state_dict(dataset.state_dict())
+    seen += again
+    assert counts_of(seen, tokenizer) == ONCE
+
+
 def _epoch(loader: DataLoader[Batch], dataset: MultiModalIterableDataset, tokenizer: Path, stop: int = 0) -> list[str]:
     """The batches of an iteration, in any order, each delivered and told by the rows it holds. stop: break after it."""
     told = []

@@ -156,8 +156,15 @@ def test_no_group_of_the_buffer_is_lost_to_an_error_or_given_twice(rows: Path, t
     assert numbers(source.get_samples(2)) == [(0, [0, 1], "0"), (1, [2, 3], "1")]
     left = RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path=f"{__name__}.all_but_kept"))
     left.add_samples(left.get_samples(2))
-    with pytest.raises(ConfigError, match="returned a group without deleting it from the buffer, so the group"):
-        left.get_samples(1)
+    for path in ("all_but_kept", "the_first_twice"):
+        left.buffer_filter = globals()[path]
+        with pytest.raises(ConfigError, match="returned a group twice, or without deleting it from the buffer, so"):
+            left.get_samples(2)
+    assert left.get_buffer_length() == 2
+
+
+def the_first_twice(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+    return [buffer.pop(0)] * num_samples
 
 
 def test_a_state_with_groups_in_its_buffer_is_refused_where_there_is_none(rows: Path, tmp_path: Path) -> None:
