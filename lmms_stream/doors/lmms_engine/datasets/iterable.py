@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ....checks import check_collator
+from ....checks import check_collator, whole_number
 from ....config import build_config
 from ....converters.rows.options import SchemaOptions
 from ....errors import ConfigError
@@ -221,7 +221,7 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
         Warn and do nothing if the epoch has begun already. ConfigError for an epoch before a loaded state's epoch that
         no iteration has resumed.
         """
-        self._turns.set(epoch)
+        self._turns.set(whole_number("epoch", epoch, least=0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the delivered batches: plain ints, strings and lists.
@@ -305,6 +305,7 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
 
         plan: open packs in the lanes of a worker. largest_pack: a pack of packing_length tokens.
         """
+        num_workers = max(1, whole_number("num_workers", num_workers, least=0))
         per_token = 8 * 3  # input_ids, labels, position_ids: int64
         if self.is_shards:
             lanes, most = int(self.core.lane_order.num_canonical_nodes or 1), self.core.needed_packing.packing_length
