@@ -136,9 +136,10 @@ _TRAINER = "pass the dataset to FSDP2SFTTrainer of lmms_stream, which takes the 
 _MAX_FRAMES = 8  # between a dataset and the fetcher: accelerate's shards of it, and generators
 
 
-def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
+def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> int:
     """Raise ConfigError if a DataLoader calls the caller, and joins samples by torch's or transformers' default.
 
+    Return the batch_size of a DataLoader without workers that iterates over the caller, otherwise 1.
     owner: the class of the dataset. loader, trainer: what to do instead with a DataLoader, and with transformers'
     Trainer. Other collators, and a DataLoader with batch_size None, pass.
     """
@@ -149,10 +150,10 @@ def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
             if hasattr(fetcher, "auto_collation") and hasattr(fetcher, "collate_fn"):
                 break
         if frame.f_back is None:
-            return
+            return 1
         frame = frame.f_back
     else:
-        return
+        return 1
     collator = fetcher.collate_fn if fetcher.auto_collation else None
     while inside := _WRAPPED.get(type(collator).__name__):
         collator = getattr(collator, inside)
@@ -162,6 +163,8 @@ def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> None:
         raise ConfigError(f"a DataLoader without a collate_fn cannot join what {owner} gives: {loader}")
     if default == "Trainer":
         raise ConfigError(f"transformers' Trainer without a data_collator cannot join what {owner} gives: {trainer}")
+    iterator: Any = frame.f_back and frame.f_back.f_back and frame.f_back.f_back.f_locals.get("self")
+    return getattr(getattr(iterator, "_index_sampler", None), "batch_size", None) or 1
 
 
 def _loaded(package: str, name: str) -> Any:

@@ -171,6 +171,35 @@ def test_what_is_registered_twice_or_cannot_be_read_is_refused(tokenizer: Path, 
         ).processor
 
 
+class Odd:
+    """A processor whose results hold other values than a pack can."""
+
+    def __init__(self, **others: Any):
+        self.others = others
+
+    def process(self, images: Any, hf_messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"input_ids": torch.arange(3), "labels": torch.arange(3), **self.others}
+
+
+def test_positions_of_a_registered_processor_are_those_of_its_samples_and_odd_values_are_named() -> None:
+    sample = {"messages": "[]", "media": b""}
+    axes = torch.tensor([[0, 1, 1], [0, 1, 2], [0, 1, 3]])
+    for given in (axes, axes[:, None]):
+        made = mapping_func.EngineProcessor(Odd(position_ids=given), {}).process(sample)
+        assert made["position_ids"].tolist() == axes.tolist()
+    for given in (torch.arange(3), torch.arange(3)[None]):
+        made = mapping_func.EngineProcessor(Odd(position_ids=given), {}).process(sample)
+        assert {*made} == {"input_ids", "labels", "media"}
+    with pytest.raises(DataError, match=r"Odd\.process returned position_ids that do not count from 0: leave them out"):
+        mapping_func.EngineProcessor(Odd(position_ids=torch.ones(3)), {}).process(sample)
+    wrong: dict[str, Any]
+    for wrong in ({"labels": torch.arange(2)}, {"labels": None}, {"x": torch.ones(1, dtype=torch.bfloat16)}):
+        with pytest.raises(
+            DataError, match=r"Odd\.process returned values that cannot be read \(.*\): return input_ids"
+        ):
+            mapping_func.EngineProcessor(Odd(**wrong), {}).process(sample)
+
+
 class Clean(MultiModalDataset):
     """Rows changed by a dataset: another answer, and without the question of a number."""
 
@@ -296,6 +325,25 @@ def test_images_of_a_processor_by_its_name_are_those_of_a_dataset(tmp_path: Path
         processor.process([image, image], messages)
     with pytest.raises(DataError, match="a part of type 'image_url' has no image: pass an entry of images, audios or"):
         processor.process(None, messages)
+    wrong: Any
+    for wrong in (
+        "text",
+        [{"role": "user", "content": ["text"]}],
+        [{"role": "user", "content": [{"text": "x"}]}],
+        [{"role": "user"}],
+    ):
+        with pytest.raises(DataError, match=r"hf_messages are .*, expected \[\{'role': …, 'content': …\}\], a content"):
+            processor.process(None, wrong)
+    with pytest.raises(DataError, match=r"an image is a ndarray, expected Pillow's: give Image\.open"):
+        processor.process([np.asarray(image)], messages)
+    two = processor.process([image, image], [{"role": "user", "content": question * 2}, messages[1]])
+    padded = VisionCollator(processor)([made, two])
+    lengths = [len(each["input_ids"]) for each in (made, two)]
+    assert lengths[0] < lengths[1]
+    assert padded["position_ids"].shape == (3, 2, lengths[1])
+    for row, each in enumerate((made, two)):
+        assert torch.equal(padded["position_ids"][:, row, : lengths[row]], each["position_ids"])
+    assert padded["image_grid_thw"].shape == (3, 3)
 
 
 def test_videos_and_audios_of_a_processor_by_its_name_are_those_of_a_dataset(tmp_path: Path) -> None:

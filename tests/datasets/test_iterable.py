@@ -20,6 +20,7 @@ import pytest
 import torch
 from datasets import Dataset
 from lmms_stream.datasets import MultiModalDataset, MultiModalIterableDataset
+from lmms_stream.doors.lmms_engine.datasets.length_grouped import DistributedLengthGroupedSampler
 from lmms_stream.doors.lmms_engine.datasets.source_files import SourceEntry, sources_of
 from lmms_stream.doors.lmms_engine.datasets.source_reader import reading_packs
 from lmms_stream.errors import ConfigError, CursorError, DataError, ObjectMissingError, PackingError
@@ -134,6 +135,24 @@ def test_it_is_read_by_a_plain_data_loader_with_workers(config: dict[str, Any], 
     again = MultiModalIterableDataset(config)
     again.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     seen += DataLoader(again, batch_size=1, num_workers=1, collate_fn=dataset.get_collator())
+    assert counts_of(seen, tokenizer) == ONCE
+
+
+@pytest.mark.parametrize("deliver", [True, False])
+def test_a_batch_that_a_loop_breaks_at_is_read_after_the_resume(
+    config: dict[str, Any], tokenizer: Path, deliver: bool
+) -> None:
+    dataset = MultiModalIterableDataset(config)
+    seen: list[Batch] = []
+    for batch in DataLoader(dataset, batch_size=3, collate_fn=dataset.get_collator()):
+        if len(seen) == 4:
+            break
+        seen.append(batch)
+        if deliver:
+            dataset.deliver(batch)
+    again = MultiModalIterableDataset(config)
+    again.load_state_dict(dataset.state_dict())
+    seen += again
     assert counts_of(seen, tokenizer) == ONCE
 
 
@@ -696,6 +715,16 @@ def test_memory_of_a_stream_is_that_of_its_open_packs(config: dict[str, Any]) ->
         assert found.plan == 4 * num_open * found.pack  # a worker reads 4 of 12 lanes
         assert found.worker == found.plan + 3 * found.largest_pack
         assert (found.disk, found.index) == (0, 0)
+    chosen = MultiModalIterableDataset(config | {"num_canonical_nodes": None})
+    assert chosen.estimate_memory(num_workers=0) == chosen.estimate_memory(num_workers=1)
+
+
+@pytest.mark.parametrize(("epoch", "message"), [(-1, "at least 0, got -1"), ("1", "a whole number"), (1.5, "a whole")])
+def test_what_is_no_epoch_is_refused(config: dict[str, Any], epoch: Any, message: str) -> None:
+    sampler = DistributedLengthGroupedSampler(1, lengths=[1])
+    for each in (MultiModalIterableDataset(config), MultiModalDataset(config), sampler):
+        with pytest.raises(ConfigError, match=f"epoch must be {message}"):
+            each.set_epoch(epoch)
 
 
 def test_packs_have_no_numbers(config: dict[str, Any]) -> None:

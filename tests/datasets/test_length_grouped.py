@@ -99,6 +99,9 @@ def test_lengths_are_those_of_a_dataset() -> None:
     ("options", "message"),
     [
         ({"batch_size": 0, "lengths": [1]}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": "2", "lengths": [1]}, "batch_size must be a whole number, got '2'"),
+        ({"batch_size": 2, "lengths": [1], "seed": -1}, "seed must be at least 0, got -1"),
+        ({"batch_size": 2, "lengths": [1], "num_replicas": 0}, "num_replicas must be at least 1, got 0"),
         ({"batch_size": 1}, "give a dataset with modality_length, or lengths"),
         ({"batch_size": 1, "lengths": [1], "num_replicas": 2, "rank": 2}, "rank must be from 0 to 1, got 2"),
     ],

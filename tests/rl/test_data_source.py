@@ -156,8 +156,15 @@ def test_no_group_of_the_buffer_is_lost_to_an_error_or_given_twice(rows: Path, t
     assert numbers(source.get_samples(2)) == [(0, [0, 1], "0"), (1, [2, 3], "1")]
     left = RolloutDataSourceWithBuffer(arguments(rows, buffer_filter_path=f"{__name__}.all_but_kept"))
     left.add_samples(left.get_samples(2))
-    with pytest.raises(ConfigError, match="returned a group without deleting it from the buffer, so the group"):
-        left.get_samples(1)
+    for path in ("all_but_kept", "the_first_twice"):
+        left.buffer_filter = globals()[path]
+        with pytest.raises(ConfigError, match="returned a group twice, or without deleting it from the buffer, so"):
+            left.get_samples(2)
+    assert left.get_buffer_length() == 2
+
+
+def the_first_twice(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+    return [buffer.pop(0)] * num_samples
 
 
 def test_a_state_with_groups_in_its_buffer_is_refused_where_there_is_none(rows: Path, tmp_path: Path) -> None:
@@ -217,12 +224,13 @@ def test_all_that_samples_hold_is_saved_without_pickles(rows: Path, tmp_path: Pa
     image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     sample.multimodal_inputs = groups[0][1].multimodal_inputs = {"images": [image]}
     sample.multimodal_train_inputs = {"pixels": torch.arange(6).reshape(2, 3).to(torch.bfloat16), "grid": np.eye(2)}
+    sample.multimodal_train_inputs |= {"none": torch.empty(0, 3), "one": torch.tensor(2.5)}
     sample.extra = "of my own"  # type: ignore[attr-defined]
     source.add_samples(groups)
     source.save(0)
     (folder,) = (tmp_path / "run").iterdir()
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".npz"]
-    assert len(np.load(next(folder.glob("*.npz")), allow_pickle=False).files) == 5  # shared media are there once
+    assert len(np.load(next(folder.glob("*.npz")), allow_pickle=False).files) == 7  # shared media are there once
     resumed = RolloutDataSourceWithBuffer(arguments(rows, tmp_path / "run"))
     resumed.load(0)
     found = resumed.buffer[0][0]
@@ -233,10 +241,17 @@ def test_all_that_samples_hold_is_saved_without_pickles(rows: Path, tmp_path: Pa
     assert pixels.dtype is torch.bfloat16
     assert torch.equal(pixels, sample.multimodal_train_inputs["pixels"])
     assert np.array_equal(grid, np.eye(2))
+    for name in ("none", "one"):
+        saved, loaded = sample.multimodal_train_inputs[name], found.multimodal_train_inputs[name]
+        assert (loaded.shape, loaded.dtype, loaded.tolist()) == (saved.shape, saved.dtype, saved.tolist())
     media = ("multimodal_inputs", "multimodal_train_inputs")
     assert {k: v for k, v in vars(found).items() if k not in media} == {
         k: v for k, v in vars(sample).items() if k not in media
     }
+    for wrong in (torch.eye(2).to_sparse(), image.convert("P")):
+        sample.metadata = {"value": wrong}
+        with pytest.raises(CheckpointError, match=r"dense tensors or PIL's images \(RGB, RGBA, L\), or leave"):
+            source.save(1)
     sample.metadata = {"function": len}
     with pytest.raises(
         CheckpointError, match=r"state\.buffer\.metadata\.function is builtin_function_or_method, which"

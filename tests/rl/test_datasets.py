@@ -483,6 +483,11 @@ def test_what_threads_have_not_begun_is_made_by_who_asks_for_it(tmp_path: Path) 
 
 def test_what_is_no_state_or_stands_beyond_the_rows_is_refused(tmp_path: Path) -> None:
     dataset = Dataset(write_lines(tmp_path / "rows.jsonl", prompts(10)), label_key="label")
+    none: Any
+    for none in (None, [], "state"):
+        for load in (dataset.load_state, dataset.load_state_dict):
+            with pytest.raises(CursorError, match="the state is not a dataset's: it has no 'digest'"):
+                load(none)
     with pytest.raises(CursorError, match="the state is not a dataset's: it has no 'digest'"):
         dataset.load_state_dict({"sample_offset": 3, "epoch_id": 0})
     with pytest.raises(CursorError, match=r"the state's position is row 11 of epoch 0, which does not exist \(10"):

@@ -301,3 +301,37 @@ def test_messages_as_text_are_not_what_the_user_says(text: str, templated: Any, 
     )
     assert read.prompt == "<|user|>2 + 2?<|end|><|assistant|>5<|end|><|user|>?<|end|><|assistant|>"
     assert only(rows, templated, prompt_key="q").prompt == text
+
+
+def test_a_function_of_prompts_that_fails_names_the_row_and_is_counted(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", [{"q": "1"}, {"q": "x"}])
+    options: dict[str, Any] = {"prompt_key": "q", "custom_prompt_func": lambda prompt, row: str(int(prompt))}
+    for kind in (Dataset, StreamingDataset):
+        with pytest.raises(DataError, match=r"row 2: custom_prompt_func .*ValueError.* for str 'x': correct it"):
+            kind(path, **options).get_batch(2)
+        skipping = kind(path, on_error="skip", **options)
+        assert ([each.prompt for each in skipping], skipping.num_unreadable) == (["1"], 1)
+    with pytest.raises(ConfigError, match="system_prompt must be a text, got 3: write one, or leave it out"):
+        Dataset(path, prompt_key="q", system_prompt=3)
+
+
+@pytest.mark.parametrize("kind", [Dataset, StreamingDataset])
+@pytest.mark.parametrize(
+    "named", [IMAGES, {"teacher_prompt_key": "images"}, {"teacher_multimodal_keys": {"image": "images"}}]
+)
+def test_a_column_that_the_first_rows_lack_is_warned_of(
+    kind: Any, named: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = write_lines(tmp_path / "rows.jsonl", [{"q": "1"}, {"q": "2"}])
+    for path in (lines, write_parquet(tmp_path / "rows.parquet", [{"q": "1"}, {"q": "2"}])):
+        caplog.clear()
+        dataset = kind(path, prompt_key="q", **named)
+        dataset.get_batch(2)
+        dataset.get_batch(2)
+        assert [record.message for record in caplog.records] == [
+            "none of the first 2 rows has the column 'images' of multimodal_keys or of the teacher, so their prompts "
+            "lack it: correct the name if it is misspelt"
+        ]
+    caplog.clear()
+    kind(write_lines(lines, [{"q": "1"}, {"q": "2", "images": None}]), prompt_key="q", **named).get_batch(2)
+    assert not caplog.records

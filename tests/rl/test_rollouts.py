@@ -194,6 +194,19 @@ def test_a_late_result_of_a_holder_that_was_taken_for_lost_is_noticed(rows: Path
         source.finish([[Sample()]])
 
 
+def test_a_group_that_is_returned_twice_in_a_call_is_refused_with_the_whole_call(rows: Path) -> None:
+    source = RolloutDataSourceWithBuffer(options(rows))
+    first, second = source.get_samples(2, holder="one")
+    with pytest.raises(DataError, match="group 0 is already in the buffer"):
+        source.add_samples([second, first, first])
+    with pytest.raises(DataError, match="a group has no group_index"):
+        source.add_samples([first, [Sample() for _ in first]])
+    for twice in ([1, 0, 1], [second, first, second]):
+        with pytest.raises(DataError, match="group 1 is not in flight"):
+            source.finish(twice)
+    assert (source.get_num_in_flight(), source.get_buffer_length()) == (2, 0)
+
+
 @pytest.mark.parametrize("seed", range(rounds(6, 60)))
 def test_whatever_happens_each_prompt_is_trained_on_once(seed: int, rows: Path, tmp_path: Path) -> None:
     """Groups are handed out, come back, are lost, delivered ahead of the training and saved, in any order."""

@@ -74,7 +74,8 @@ def _feature(encoding: str, datasets: Any) -> Any:
         return datasets.Value("string")
     if encoding.startswith("ndarray"):
         return _array_feature(encoding, datasets)
-    return datasets.Value(str(arrow_type(encoding, pyarrow)).replace("double", "float64"))
+    kind = str(arrow_type(encoding, pyarrow))
+    return datasets.Value({"double": "float64", "halffloat": "float16"}.get(kind, kind))
 
 
 def _array_feature(encoding: str, datasets: Any) -> Any:

@@ -121,9 +121,25 @@ class EngineProcessor:
                         f"a message holds media of type {part['type']}, and registered processors read images"
                     )
                 images.append(Image.fromarray(decode_image(media_part(part, sample["media"]).data)))
-        made = {name: np.asarray(value) for name, value in self._made.process(images or None, messages).items()}
+        made = dict(self._made.process(images or None, messages))
         made.pop("attention_mask", None)
-        tokens = {name: made.pop(name).astype(np.int64).reshape(-1) for name in ("input_ids", "labels")}
+        try:
+            made = {name: np.asarray(value) for name, value in made.items()}
+            ids = made.pop("input_ids").astype(np.int64).reshape(-1)
+            tokens = {"input_ids": ids, "labels": made.pop("labels").astype(np.int64).reshape(ids.shape)}
+            positions = made.pop("position_ids", np.arange(len(ids))).reshape(-1, len(ids))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{type(self._made).__name__}.process returned values that cannot be read ({error}): return input_ids "
+                "and labels of the same length, position_ids of [axes, tokens] if at all, and tensors that NumPy reads"
+            ) from error
+        if len(positions) > 1:
+            tokens["position_ids"] = positions
+        elif (positions != np.arange(len(ids))).any():
+            raise DataError(
+                f"{type(self._made).__name__}.process returned position_ids that do not count from 0: leave them out; "
+                "only positions of several axes are read"
+            )
         return {**tokens, "media": made}
 
 

@@ -111,6 +111,7 @@ class BaseDataset(NamedLikeTheirs, ABC):
             teacher_multimodal_keys=teacher_multimodal_keys,
         )
         self._rows = open_rows(path, columns=self._prompts.columns, cache_limit=cache_limit)
+        self._has_looked = False  # at the columns of the first rows
         self._on_error = on_error
         self.may_drop = max_length is not None or on_error == "skip"
         self._dropped = np.zeros(self.num_rows // 8 + 1 if self.may_drop else 0, np.uint8)  # one bit per row
@@ -144,7 +145,11 @@ class BaseDataset(NamedLikeTheirs, ABC):
 
     def _made(self, rows: NDArray[np.int64]) -> list[Outcome]:
         """Read rows and return their outcomes, uncached; safe to call from several threads."""
-        return self._prompts.make(self._rows.read(rows))
+        read = self._rows.read(rows)
+        if not self._has_looked:
+            self._has_looked = True
+            self._prompts.look_at(read.rows)
+        return self._prompts.make(read)
 
     # The order
 
@@ -183,7 +188,8 @@ class BaseDataset(NamedLikeTheirs, ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state; CursorError for other rows, for another seed if shuffled, and for an invalid state."""
-        if missing := sorted(self.state_dict().keys() - state.keys() - {"order", "all_bytes"}):
+        keys = {*state} if isinstance(state, Mapping) else set()
+        if missing := sorted(self.state_dict().keys() - keys - {"order", "all_bytes"}):
             raise CursorError(f"the state is not a dataset's: it has no {missing[0]!r}; pass the result of state_dict")
         all_bytes = state.get("all_bytes"), self._rows.all_bytes
         is_other = None not in all_bytes and all_bytes[0] != all_bytes[1]
@@ -222,7 +228,7 @@ class BaseDataset(NamedLikeTheirs, ABC):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Resume from a result of get_state, or from a state of Relax's StreamingDataset and follow Relax's order."""
-        if "digest" in state:
+        if not isinstance(state, Mapping) or "digest" in state:
             self.load_state_dict(state)
             return
         if missing := sorted({"epoch_id", "position"} - state.keys()):

@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from .arguments import setting
 from .base import BaseDataset
 from .cursor import MAX_EPOCHS
 from .dataset import Dataset
-from .in_flight import Group, InFlight
+from .in_flight import Group, InFlight, number_of
 from .opening import load_function, load_processor, open_dataset
 from .sample import Sample, load_state, save_state
 
@@ -262,10 +263,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             raise ConfigError(
                 f"the buffer filter gave {len(groups)} groups, expected {num_samples}: correct --buffer-filter-path"
             )
-        if {*map(id, groups)} & {*map(id, self.buffer)}:
+        after = [*map(id, groups), *map(id, self.buffer)]
+        if len({*after}) < len(after):
             raise ConfigError(
-                "the buffer filter returned a group without deleting it from the buffer, so the group would be used "
-                "again: delete returned groups in the function of --buffer-filter-path"
+                "the buffer filter returned a group twice, or without deleting it from the buffer, so the group would "
+                "be used again: return each group once, and delete it, in the function of --buffer-filter-path"
             )
         return groups
 
@@ -283,8 +285,9 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                     "groups back"
                 )
         with self._lock:
-            held = {group[0].group_index for group in self.buffer}
-            if twice := [group[0].group_index for group in samples if group[0].group_index in held - {None}]:
+            numbers = [number_of(group) for group in samples]
+            counts = Counter([*numbers, *(group[0].group_index for group in self.buffer)])
+            if twice := [number for number in numbers if counts[number] > 1]:
                 raise DataError(
                     f"group {twice[0]} is already in the buffer: its holder was considered lost, or the group was "
                     "returned twice; leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,8 +40,8 @@ class InFlight:
     def finish(self, groups: Iterable[Group | int], *, rollout_id: int | None) -> None:
         """Deliver groups in a rollout; None: remove them at once. DataError for a group that is not being generated."""
         numbers = [each if isinstance(each, int) else number_of(each) for each in groups]
-        for number in numbers:
-            if number not in self._handed or self._handed[number].rollout_id is not None:
+        for number, count in Counter(numbers).items():
+            if number not in self._handed or self._handed[number].rollout_id is not None or count > 1:
                 raise DataError(
                     f"group {number} is not in flight: it was finished before, or put back because its holder was "
                     "taken for lost; leave this result out"

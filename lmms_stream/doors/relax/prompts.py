@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from .sample import Sample
 
 OVERLONG = "overlong"
 TEACHER_PROMPT = "opd_teacher_prompt"  # in metadata
+logger = logging.getLogger("lmms_stream")
 Outcome = Sample | DataError | str  # a sample; a row's error; OVERLONG
 _SET_HERE = ("tokenize", "tools", "messages", "conversation", "return_tensors", "return_dict")
 
@@ -68,6 +70,8 @@ class Prompts:
                 f"apply_chat_template_kwargs must be a dict, got {self.apply_chat_template_kwargs!r}: write "
                 '{"NAME": VALUE}'
             )
+        if not isinstance(self.system_prompt, str | None):
+            raise ConfigError(f"system_prompt must be a text, got {self.system_prompt!r}: write one, or leave it out")
         if self.custom_prompt_func is not None and not callable(self.custom_prompt_func):
             raise ConfigError(
                 f"custom_prompt_func must be a function of (prompt, row), got {self.custom_prompt_func!r}: pass such a "
@@ -89,6 +93,18 @@ class Prompts:
         named = (self.prompt_key, self.label_key, self.tool_key, self.metadata_key, self.teacher_prompt_key)
         media = [*(self.multimodal_keys or {}).values(), *(self.teacher_multimodal_keys or {}).values()]
         return [*filter(None, named), *media]
+
+    def look_at(self, rows: Sequence[Any]) -> None:
+        """Warn of columns of media and of teachers' prompts that these rows, the first ones, do not have."""
+        media = [*(self.multimodal_keys or {}).values(), *(self.teacher_multimodal_keys or {}).values()]
+        present = {name for row in rows if isinstance(row, Mapping) for name in row}
+        missing = {*media, *filter(None, [self.teacher_prompt_key])} - present
+        if missing and present:
+            logger.warning(
+                "none of the first %d rows has the column %s of multimodal_keys or of the teacher, so their prompts "
+                "lack it: correct the name if it is misspelt",
+                len(rows), ", ".join(map(repr, sorted(missing))),
+            )  # fmt: skip
 
     def make(self, read: Read) -> list[Outcome]:
         """Return the outcome of each row."""
@@ -171,7 +187,13 @@ class Prompts:
         """Return the model's prompt from a column, and its media."""
         prompt = row.get(key)
         if self.custom_prompt_func is not None:
-            prompt = self.custom_prompt_func(prompt, row)
+            try:
+                prompt = self.custom_prompt_func(prompt, row)
+            except Exception as error:
+                raise DataError(
+                    f"custom_prompt_func (--custom-prompt-path) raised {error!r} for {_shown(prompt)}: correct it, or "
+                    "the row"
+                ) from error
         if not isinstance(prompt, str | list) or not prompt:
             raise DataError(
                 f"{key!r} is {_shown(prompt)}, not a text or a list of messages: its columns are "

@@ -283,7 +283,7 @@ class _Writer:
         if described is None:
             raise CheckpointError(
                 f"{where} is {type(value).__name__}, which a saved state does not hold: use numbers, texts, lists, "
-                "dicts, bytes, arrays, tensors or images of PIL's, or leave it out of returned groups"
+                "dicts, bytes, arrays, dense tensors or PIL's images (RGB, RGBA, L), or leave it out of groups"
             )
         about, data = described
         if id(value) not in self._names:
@@ -300,7 +300,7 @@ def _described(value: Any) -> tuple[dict[str, Any], Any] | None:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcSU":
         return {_KIND: "ndarray" if isinstance(value, np.ndarray) else "scalar"}, lambda: np.asarray(value)
     torch, image = sys.modules.get("torch"), sys.modules.get("PIL.Image")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
         plain = value.detach().cpu().contiguous()
         about = {_KIND: "tensor", "dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
         return about, lambda: plain.reshape(-1).view(torch.uint8).numpy()
@@ -337,7 +337,10 @@ def _restored_array(kind: str, about: Mapping[str, Any], array: NDArray[Any]) ->
     if kind == "tensor":
         import torch
 
-        return torch.from_numpy(array.copy()).view(getattr(torch, about["dtype"])).reshape(about["shape"])
+        made = torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]))
+        if made.numel():  # torch gives no other view of an empty tensor
+            made.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(array.copy()))
+        return made
     if kind == "image":
         need("PIL", by="images")
         from PIL import Image

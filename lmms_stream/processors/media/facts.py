@@ -158,7 +158,7 @@ def _wav(data: bytes) -> AudioFacts | None:
                 return None
             floats = _WAV_FLOATS[bits] if form == _WAV_FLOAT else None
         elif name == b"data":
-            is_said = rate and 0 < frame_bytes <= size <= len(data) - offset
+            is_said = 0 < rate < 1 << 31 and 0 < frame_bytes <= size <= len(data) - offset  # decoders count in int32
             if is_said and floats is not None:
                 num_values = size // frame_bytes * (frame_bytes // np.dtype(floats).itemsize)
                 check_samples(np.frombuffer(data, floats, num_values, offset))

@@ -97,10 +97,13 @@ def test_samples_are_counted_by_headers_to_the_last(num_samples: int, container:
 
 
 def test_a_wav_that_no_decoder_reads_is_refused_at_conversion() -> None:
-    """Floats of 16 bits: the header is whole, and libsndfile and FFmpeg read none."""
+    """Floats of 16 bits, and a rate beyond 31 bits: the header is whole, and libsndfile and FFmpeg read none."""
     header = b"RIFF\x34\0\0\0WAVEfmt \x10\0\0\0\x03\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\x10\0\0\0"
     with pytest.raises(DataError, match="no audio in a known codec"):
         facts_of(header + bytes(16), "audio")
+    whole = sound_bytes("wav", num_samples=8, rate=8000)
+    with pytest.raises(DataError, match="it cannot be decoded"):
+        facts_of(whole.replace((8000).to_bytes(4, "little"), b"\0\0\0\xff", 1), "audio")
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e30])

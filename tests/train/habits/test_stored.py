@@ -15,8 +15,8 @@ from lmms_stream.errors import ConfigError
 from PIL import Image as Picture
 
 COLUMNS = {
-    "text": "str", "image": "png", "number": "int", "share": "float32", "ids": "ndarray:int32", "facts": "json",
-    "data": "bytes",
+    "text": "str", "image": "png", "number": "int", "share": "float32", "half": "float16", "ids": "ndarray:int32",
+    "facts": "json", "data": "bytes",
 }  # fmt: skip
 
 
@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
                     "image": Picture.new("RGB", (8, 6), (number, 0, 0)),
                     "number": number,
                     "share": np.float32(number / 2),
+                    "half": np.float16(number / 2),
                     "ids": np.arange(number % 5 + 1, dtype=np.int32),
                     "facts": {"number": number},
                     "data": bytes([number]),
@@ -45,6 +46,7 @@ def test_samples_have_features_and_their_values(folder: Path) -> None:
         "image": Image(),
         "number": Value("int64"),
         "share": Value("float32"),
+        "half": Value("float16"),
         "ids": List(Value("int32")),
         "facts": Value("string"),
         "data": Value("binary"),
@@ -53,7 +55,7 @@ def test_samples_have_features_and_their_values(folder: Path) -> None:
     samples = list(dataset)
     assert [sample["number"] for sample in samples] == list(range(50))
     assert {**samples[3], "image": samples[3]["image"].getpixel((0, 0))} == {
-        "text": "text 3", "image": (3, 0, 0), "number": 3, "share": 1.5, "ids": [0, 1, 2, 3],
+        "text": "text 3", "image": (3, 0, 0), "number": 3, "share": 1.5, "half": 1.5, "ids": [0, 1, 2, 3],
         "facts": '{"number": 3}', "data": b"\x03",
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ....checks import check_collator
+from ....checks import check_collator, whole_number
 from ....config import build_config
 from ....converters.rows.options import SchemaOptions
 from ....errors import ConfigError
@@ -120,19 +120,20 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
+        num_joined = check_collator(type(self).__name__, loader="pass collate_fn=dataset.get_collator()")
         worker = get_worker_info()
         if worker is None:
-            return self._iteration(self._turns.begin(), 0, 1)
+            return self._iteration(self._turns.begin(), 0, 1, num_joined=num_joined)
         tokenize_in_one_thread()
         epoch = self._turns.begin_in_worker(
             seed=worker.seed - worker.id, worker=worker.id, num_workers=worker.num_workers
         )
         return self._iteration(epoch, worker.id, worker.num_workers)
 
-    def _iteration(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:
+    def _iteration(self, epoch: int, worker: int, num_workers: int, *, num_joined: int = 1) -> Iterator[Batch]:
         """Yield the batches of an epoch for worker `worker` of num_workers of this rank.
 
+        num_joined: batches delivered together, because a DataLoader joins them: the request after them delivers them.
         Errors are raised while batches are read, not by __iter__. A persistent worker keeps its own state, and counts
         its next epoch from there.
         """
@@ -149,11 +150,16 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
             self._loaded = self.begun(world.num_groups * num_workers, by_bytes=world.num_groups == 1)
         state = self._loaded
         state.set_epoch(epoch)
+        joined: list[Batch] = []
         for batch in self.batches(
             state, world=world, worker=worker, num_workers=num_workers, endless=False, epoch=epoch
         ):
             yield batch
-            self.deliver(batch)
+            joined.append(batch)
+            if len(joined) == num_joined:
+                for each in joined:
+                    self.deliver(each)
+                joined = []
 
     def batches(
         self,
@@ -215,7 +221,7 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
         Warn and do nothing if the epoch has begun already. ConfigError for an epoch before a loaded state's epoch that
         no iteration has resumed.
         """
-        self._turns.set(epoch)
+        self._turns.set(whole_number("epoch", epoch, least=0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the delivered batches: plain ints, strings and lists.
@@ -299,6 +305,7 @@ class MultiModalIterableDataset(OwnRows, IterableDataset[Batch]):
 
         plan: open packs in the lanes of a worker. largest_pack: a pack of packing_length tokens.
         """
+        num_workers = max(1, whole_number("num_workers", num_workers, least=0))
         per_token = 8 * 3  # input_ids, labels, position_ids: int64
         if self.is_shards:
             lanes, most = int(self.core.lane_order.num_canonical_nodes or 1), self.core.needed_packing.packing_length

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from ....checks import whole_number
 from ....errors import ConfigError
 from ....types import World
 
@@ -40,25 +41,25 @@ class DistributedLengthGroupedSampler(Sampler[int]):
             lengths = getattr(dataset, "modality_length", None)
         if lengths is None:
             raise ConfigError("samples are grouped by their lengths: give a dataset with modality_length, or lengths")
-        for name, value in (("batch_size", batch_size), ("gradient_accumulation_steps", gradient_accumulation_steps)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        batch_size = whole_number("batch_size", batch_size, least=1)
+        num_batches = whole_number("gradient_accumulation_steps", gradient_accumulation_steps, least=1)
         world = World.detect()
-        self.num_replicas = world.world_size if num_replicas is None else num_replicas
-        self.rank = world.rank if rank is None else rank
+        num_replicas = world.world_size if num_replicas is None else num_replicas
+        self.num_replicas = whole_number("num_replicas", num_replicas, least=1)
+        self.rank = world.rank if rank is None else whole_number("rank", rank, least=0)
         if not 0 <= self.rank < self.num_replicas:
             raise ConfigError(f"rank must be from 0 to {self.num_replicas - 1}, got {self.rank}")
         self.lengths = np.asarray(lengths, np.int64)
         self.drop_last = drop_last
-        self._megabatch = batch_size * gradient_accumulation_steps * self.num_replicas
-        self._seed = seed
+        self._megabatch = batch_size * num_batches * self.num_replicas
+        self._seed = whole_number("seed", seed, least=0)
         self._epoch = 0
         turns, left = divmod(len(self.lengths), self.num_replicas)
         self._num_turns = turns + (left > 0 and not drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Select the order of an epoch."""
-        self._epoch = epoch
+        self._epoch = whole_number("epoch", epoch, least=0)
 
     def __len__(self) -> int:
         return self._num_turns

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from ....checks import NamedLikeTheirs, check_collator
+from ....checks import NamedLikeTheirs, check_collator, whole_number
 from ....config import build_config
 from ....errors import ConfigError
 from ....loader.batch_maker import BatchMaker, LoaderSettings
@@ -159,7 +159,7 @@ class MultiModalDataset(OwnRows, SharesTensors, Dataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Select the packs of an epoch; they differ only with reshuffle."""
-        self._epoch[0] = epoch
+        self._epoch[0] = whole_number("epoch", epoch, least=0)
 
     @property
     def epoch(self) -> int:

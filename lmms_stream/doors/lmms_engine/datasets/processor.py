@@ -127,15 +127,23 @@ class DataProcessor(NamedLikeTheirs):
         """
         if audios is not None and sampling_rate is None:
             raise ConfigError("audios need sampling_rate: give how many samples a second they have")
-        messages = [dict(each) for each in hf_messages]
-        if system_message is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system_message})
         files = {
             "image": [_png(each) for each in images or ()],
             "audio": [_wav(each, int(sampling_rate or 0)) for each in audios or ()],
             "video": [_film(np.asarray(each), fps) for each in (() if videos is None else videos)],
         }
-        media = _store(messages, files)
+        try:
+            messages = [dict(each) for each in hf_messages]
+            if system_message is not None and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": system_message})
+            media = _store(messages, files)
+        except DataError:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"hf_messages are {str(hf_messages)[:80]!r} ({error!r}), expected [{{'role': …, 'content': …}}], a "
+                "content being a text or parts {'type': …}: correct them"
+            ) from error
         made = self.processor.process({"messages": json.dumps(messages), "media": media})
         of_media: Mapping[str, Any] = made.get("media") or {}
         return {name: torch.as_tensor(value) for name, value in ({**made, **of_media}).items() if name != "media"}
@@ -143,6 +151,8 @@ class DataProcessor(NamedLikeTheirs):
 
 def _png(image: Any) -> bytes:
     data = io.BytesIO()
+    if not hasattr(image, "convert"):
+        raise DataError(f"an image is a {type(image).__name__}, expected Pillow's: give Image.open(…) or fromarray(…)")
     eight_bits(image).convert("RGB").save(data, "PNG")
     return data.getvalue()
 
@@ -185,7 +195,7 @@ def _store(messages: Sequence[dict[str, Any]], files: Mapping[str, list[bytes]])
     """Return the bytes of all files; set the span of each file in its message part."""
     stored = b""
     for message in messages:
-        if isinstance(message["content"], str):
+        if isinstance(message["content"], str) or (message["content"] is None and message.get("tool_calls")):
             continue
         message["content"] = parts = [dict(part) for part in message["content"]]
         for part in parts:
