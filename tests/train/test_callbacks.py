@@ -61,7 +61,7 @@ def test_a_callback_is_removed_by_itself_or_by_its_class() -> None:
         pass
 
     first, second = Asks(), Asks()
-    callbacks = Callbacks([Other, first, second], arguments=dict, standing=dict, world_size=1)  # type: ignore[arg-type]
+    callbacks = Callbacks([Other, first, second], arguments=dict, standing=dict, world_size=1)
     assert callbacks.pop(second) is second
     assert callbacks.pop(second) is None
     assert callbacks.pop(Asks) is first

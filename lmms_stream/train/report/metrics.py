@@ -107,7 +107,7 @@ class StepWindow:
     def begin(self) -> None:
         """Forget the steps; only the quantiles of waiting times keep WINDOW_STEPS steps."""
         self.num_steps = 0
-        self.sums = StepCounts(*np.zeros(len(StepCounts._fields)))
+        self.sums = StepCounts(*np.zeros(len(StepCounts._fields)).tolist())
         self._waits = np.zeros_like(self._waits)
         self._rank_tokens: list[tuple[float, float, float]] = []  # mean, least and most of each step
         self._imbalances: list[float] = []
