@@ -38,6 +38,8 @@ class NamedLikeTheirs:
 
 
 _PLAIN = {"int", "float", "bool", "str", "None"}  # types of fields that are checked; others have checks of their own
+_MAY_BE_INFINITE = ("max_grad_norm", "spike")  # limits: infinity is none
+LONGEST_WAIT_S = 1e9  # 31 years: locks and process groups take no more
 _CALLED = {"int": "a whole number", "float": "a number", "bool": "True or False"}
 
 
@@ -49,6 +51,8 @@ def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) ->
     """
     for name in paths:
         value = getattr(config, name)
+        if value == "" != type(config).__dataclass_fields__[name].default:  # such as an unset variable of a shell
+            raise ConfigError(f"{prefix}{name} is an empty text: write a path, or . for the current folder")
         if value is not None and (path := plain_path(f"{prefix}{name}", value)) != value:
             object.__setattr__(config, name, path)
     for each in dataclasses.fields(config):
@@ -60,13 +64,20 @@ def check_fields(config: Any, *, prefix: str = "", paths: Sequence[str] = ()) ->
 
 def check_limits(
     config: Any, prefix: str, *, at_least_1: Sequence[str] = (), at_least_0: Sequence[str] = (),
-    above_0: Sequence[str] = (),
+    above_0: Sequence[str] = (), seconds: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """ConfigError for a number below its limit; None passes."""
-    for name in (*at_least_1, *at_least_0, *above_0):
+    """ConfigError for a number below its limit, and for an infinite one that no maximum is; None passes.
+
+    seconds: limits of waits, above 0.
+    """
+    for name in (*at_least_1, *at_least_0, *above_0, *seconds):
         value = getattr(config, name)
         if value is None:
             continue
+        if name in seconds:
+            check_seconds(f"{prefix}{name}", value)
+        if value == math.inf and name not in _MAY_BE_INFINITE:
+            raise ConfigError(f"{prefix}{name} must be a finite number, got {value}")
         if name in at_least_1 and value < 1:
             raise ConfigError(f"{prefix}{name} must be at least 1, got {value}")
         if name in at_least_0 and not value >= 0:  # NaN is refused too
@@ -75,11 +86,18 @@ def check_limits(
             raise ConfigError(f"{prefix}{name} must be above 0, got {value}")
 
 
-def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check the numbers and truth values among the arguments of a function, by name, by its annotations."""
+def check_seconds(name: str, value: float) -> None:
+    """ConfigError for a limit of a wait that the system's clocks cannot hold, infinity among them."""
+    if not 0 < value <= LONGEST_WAIT_S:
+        raise ConfigError(f"{name} must be above 0, and at most {LONGEST_WAIT_S:,.0f} seconds, got {value}")
+
+
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, prefix: str = "") -> None:
+    """Check the numbers and truth values among the arguments of a function, by name, by annotations or defaults."""
     for name, each in inspect.signature(function).parameters.items():
         if name in given:
-            of_type(name, given[name], each.annotation, each.default)
+            annotation = type(each.default) if each.annotation is each.empty else each.annotation
+            of_type(f"{prefix}{name}", given[name], annotation, each.default)
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
@@ -190,7 +208,7 @@ def _checked(name: str, value: Any, kinds: list[str]) -> Any:
     if not is_truth and "int" in kinds and hasattr(value, "__index__"):
         with suppress(TypeError):  # an array or a tensor of fractions
             return value if type(value) is int else index(value)
-    if not is_truth and "float" in kinds and isinstance(value, Real):
+    if not is_truth and "float" in kinds and isinstance(value, Real) and value == value:  # no NaN
         return plain_number(value)
     called = " or ".join(_CALLED[kind] for kind in kinds if kind in _CALLED)
     raise ConfigError(f"{name} must be {called}, got {value!r}{_remedy(value, kinds)}")

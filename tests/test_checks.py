@@ -64,6 +64,7 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (FetchConfig, {"threads": True}, "threads must be a whole number, got True"),
     (FetchConfig, {"cache_limit": True}, "cache_limit must be a whole number, got True"),
     (FetchConfig, {"timeout_s": "5"}, "timeout_s must be a number, got '5': write 5"),
+    (FetchConfig, {"timeout_s": float("inf")}, "timeout_s must be above 0, and at most 1,000,000,000 seconds, got inf"),
     (Retry, {"attempts": None}, "attempts must be a whole number, got None"),
     (World, {"world_size": 2.0}, "world_size must be a whole number, got 2.0: write 2"),
     (DatasetConfig, {"remote": "x", "packing_length": "1e3"}, "packing_length must be a whole number, .*: write 1000"),
@@ -72,6 +73,8 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (ConvertOptions, {"limit": 1.5}, "limit must be a whole number, got 1.5"),
     (TrainConfig, {**TRAIN, "num_workers": "1"}, r"train\.num_workers must be a whole number, got '1': write 1"),
     (TrainConfig, {**TRAIN, "learning_rate": "3e-4"}, r"learning_rate must be a number, .*: write 0.0003"),
+    (ModelConfig, {"pretrained": "x", "seed": 1 << 64}, r"model\.seed must be from -2\^63 to 2\^64 - 1, got 1844"),
+    (TrainConfig, {**TRAIN, "alerts": {"spike": float("nan")}}, r"train\.alerts\.spike must be a number, got nan"),
     (StreamConfig, {"remote": "x", "num_parts": "1"}, "num_parts must be a whole number, got '1': write 1"),
     (StreamConfig, {"remote": 5}, "remote must be a path or a URL, got 5"),
     (SchemaOptions, {"max_image_pixels": 1e6}, "max_image_pixels must be a whole number, got 1000000.0: write 1000000"),
@@ -81,6 +84,8 @@ WRONG: list[tuple[Make, dict[str, Any], str]] = [
     (ProcessorConfig, {"type": "vision", "path": "x", "fps": "2"}, r"processor\.fps must be a number, .*: write 2"),
     (ProcessorConfig, {"tokenizer": 5}, r"processor\.tokenizer must be a path or a URL, got 5"),
     (VaeInput, {"stride": 2.5}, r"processor\.bagel\.vae\.stride must be a whole number, got 2.5"),
+    (TrainConfig, {**TRAIN, "output_dir": ""}, r"train\.output_dir is an empty text: write a path, or"),
+    (DatasetConfig, {"remote": "x", "local": ""}, r"local is an empty text: write a path, or \."),
     (TrainConfig, {**TRAIN, "output_dir": "s3://b/run"}, r"train\.output_dir s3://b/run is a URL"),
 ]  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import faulthandler
 import logging
-import math
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from ..checks import check_fields
+from ..checks import check_fields, check_seconds
 from ..errors import ConfigError, DataError, LengthsError, LmmsStreamError, ShardError, StorageError, WorkerError
 from ..mds.core import PackedDataset
 from ..processes.shared_tensors import SharesTensors, shared_zeros
@@ -49,9 +48,8 @@ class BadSamples:
         check_fields(self, paths=("folder",))
         if self.on_bad_sample not in get_args(OnBadSample):
             raise ConfigError(f"on_bad_sample must be {' or '.join(get_args(OnBadSample))}, got {self.on_bad_sample!r}")
-        timeout_s = self.sample_timeout_s
-        if timeout_s is not None and not 0 < timeout_s < math.inf:
-            raise ConfigError(f"sample_timeout_s must be a number of seconds above 0, got {timeout_s}")
+        if self.sample_timeout_s is not None:
+            check_seconds("sample_timeout_s", self.sample_timeout_s)
 
 
 def is_of_sample(error: Exception) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..checks import check_fields
+from ..checks import check_fields, check_seconds
 from ..errors import ConfigError, StorageError
 from .failures import certificate_failure, first_line, is_out_of_reach, is_throttled
 
@@ -45,8 +45,7 @@ class Retry:
         check_fields(self)
         if self.attempts < 1:
             raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be more than 0 seconds, got {self.timeout_s}")
+        check_seconds("timeout_s", self.timeout_s)
 
 
 DEFAULT_RETRY = Retry()

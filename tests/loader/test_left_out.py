@@ -269,7 +269,7 @@ def test_settings_that_cannot_be_are_refused(dataset_folder: Path, chat_processo
     dataset = open_dataset(dataset_folder, chat_processor)
     with pytest.raises(ConfigError, match="on_bad_sample must be error or quarantine, got 'skip'"):
         BadSamples(on_bad_sample="skip")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="sample_timeout_s must be a number of seconds above 0, got 0"):
+    with pytest.raises(ConfigError, match="sample_timeout_s must be above 0, and at most 1,000,000,000 seconds, got 0"):
         BadSamples(sample_timeout_s=0)
     with pytest.raises(ConfigError, match="from_step of the drop list x must be 0 or more, got -1"):
         DropList(file="x", from_step=-1)

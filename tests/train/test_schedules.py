@@ -90,6 +90,28 @@ def test_schedules_of_transformers_are_taken_by_their_names(kind: str, arguments
     [
         ({"lr_scheduler_type": "cosin"}, "lr_scheduler_type 'cosin' is none of wsd, constant, linear, cosine,"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows evaluations, not the position of a run: choose cosin"),
+        ({"lr_scheduler_type": "greedy"}, "greedy follows evaluations, not the position of a run: choose cosine"),
+        ({"lr_scheduler_kwargs": {"num_cycles": math.nan}}, "lr_scheduler_kwargs.num_cycles must be a number, got nan"),
+        (
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": "x"}},
+            "lr_scheduler_kwargs.power must be a number, got 'x'",
+        ),
+        (
+            {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": {"timescale": 0}},
+            r"inverse_sqrt with lr_scheduler_kwargs \{'timescale': 0\}: division by zero",
+        ),
+        (
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": -1}},
+            "rates would leave the range from 0 to learning_rate: correct the arguments",
+        ),
+        (
+            {"lr_scheduler_type": "wsd", "lr_scheduler_kwargs": {"decay_ratio": 0.5, "num_decay_steps": 1}},
+            "lr_scheduler_kwargs sets num_decay_steps twice, by its name and by min_lr or decay_ratio: leave one out",
+        ),
+        (
+            {"lr_scheduler_kwargs": {"min_lr": 1e-6, "min_lr_rate": 0.5}},
+            "lr_scheduler_kwargs sets min_lr_rate twice, by its name and by min_lr or decay_ratio: leave one out",
+        ),
         ({"lr_scheduler_kwargs": {"cycles": 2}}, r"cosine with lr_scheduler_kwargs \{'cycles': 2\}: .*'cycles'"),
         (
             {"lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"min_lr": 1e-6}},
@@ -115,6 +137,12 @@ def test_a_warm_up_and_a_decay_that_fill_the_run_meet_at_the_top(length: int) ->
     found = [rates(schedule, optimizer, step) for step in range(length + 1)]
     assert found[round(0.9 * length)] == 1
     assert found[-1] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "polynomial"])
+def test_a_run_that_ends_with_its_warm_up_has_a_rate_at_its_end(kind: str) -> None:
+    """transformers' polynomial divides by the steps after the warm-up."""
+    assert factors(lr_scheduler_type=kind, warmup=100)[-1] == pytest.approx(1, abs=0.02)
 
 
 def test_a_warm_up_that_the_run_does_not_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,14 +239,19 @@ def test_a_rate_is_of_parameters_that_there_are_and_of_each_but_once() -> None:
         ({"lr_scheduler_kwargs": {"min_lr": "1e-6"}}, "min_lr must be a number, 0 or more, got '1e-6'"),
         ({"lr_scheduler_kwargs": {"min_lr": 1.0}}, "min_lr 1 is above learning_rate 2e-05: lower it"),
         ({"z_loss": -0.1}, "z_loss must be 0 or more, got -0.1"),
-        ({"learning_rate": math.nan}, "learning_rate must be 0 or more, got nan"),
+        ({"learning_rate": math.nan}, "learning_rate must be a number, got nan"),
+        ({"learning_rate": math.inf}, "learning_rate must be a finite number, got inf"),
+        ({"warmup": math.inf}, "warmup must be a finite number, got inf"),
+        ({"timeout_s": math.inf}, "timeout_s must be above 0, and at most 1,000,000,000 seconds, got inf"),
+        ({"groups": {"*": {"betas": 1}}}, r"groups '\*' betas must be two numbers, such as \[0.9, 0.95\], got 1"),
+        ({"groups": {"*": {"lr": math.inf}}}, r"groups '\*' lr must be a number, 0 or more, got inf"),
         ({"weight_decay": -0.1}, "weight_decay must be 0 or more, got -0.1"),
         ({"optim_args": {"eps": -1e-8}}, "optim_args.eps must be a number, 0 or more, got -1e-08"),
         ({"optim_args": {"betas": [1.0, 0.9]}}, "optim_args.betas must be at least 0 and below 1, got 1.0"),
         ({"optim_args": {"betas": [0.9, -0.1]}}, "optim_args.betas must be at least 0 and below 1, got -0.1"),
         ({"optim_args": {"betas": 0.9}}, r"optim_args.betas must be two numbers, such as \[0.9, 0.95\], got 0.9"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be 0 or more, got -1.0"),
-        ({"timeout_s": -1.0}, "timeout_s must be above 0, got -1.0"),
+        ({"timeout_s": -1.0}, "timeout_s must be above 0, and at most 1,000,000,000 seconds, got -1.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
         ({"profile_steps": (3, 3)}, r"train.profile_steps must be a range \[first, stop\), got \[3, 3\]"),
         ({"pad_to": 0}, "pad_to must be at least 1, got 0"),

@@ -350,6 +350,6 @@ def _flat(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _defaults() -> dict[str, Any]:
     """Return the defaults of settings, in the form of a checkpoint."""
-    made = dataclasses.asdict(TrainConfig(output_dir="", global_batch=1, max_steps=1))
+    made = dataclasses.asdict(TrainConfig(output_dir=".", global_batch=1, max_steps=1))
     plain = _flat(json.loads(json.dumps(made, default=str)))
     return {name: value for name, value in plain.items() if name not in {"output_dir", "global_batch", "max_steps"}}

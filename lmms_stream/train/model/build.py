@@ -139,6 +139,8 @@ class ModelConfig:
         check_fields(self, prefix="model.", paths=("pretrained",))
         if sum(each is not None for each in (self.pretrained, self.config, self.class_path)) != 1:
             raise ConfigError("model needs exactly one of pretrained and config, or class_path")
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise ConfigError(f"model.seed must be from -2^63 to 2^64 - 1, got {self.seed}")
         if self.args and self.class_path is None:
             raise ConfigError("model.args are arguments of model.class_path, which is not set: leave model.args out")
         if self.slow_every is not None and (self.slow_every < 1 or self.class_path is not None):

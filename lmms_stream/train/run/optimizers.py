@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from ...checks import check_arguments
 from ...errors import ConfigError, LmmsStreamError, did_you_mean, nearest_name
 from .copies import writes_saved
 from .settings import TrainConfig
@@ -57,6 +58,9 @@ def build_optimizer(model: torch.nn.Module, config: TrainConfig) -> torch.optim.
                 f"train.groups {pattern!r} has {strange[0]}, which is not an option of {config.optim} for a group: "
                 f"{did_you_mean(strange[0], made.defaults)}"
             )
+    check_arguments(type(made).__init__, config.optim_args, prefix="train.optim_args.")
+    for pattern, values in config.groups.items():
+        check_arguments(type(made).__init__, values, prefix=f"train.groups {pattern!r} ")
     return made
 
 

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import SchedulerType, get_scheduler
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
+from ...checks import check_arguments
 from ...errors import ConfigError
 from .settings import DECAY_RATIO, TrainConfig
 
 logger = logging.getLogger("lmms_stream")
 _NAMES = {"wsd": "warmup_stable_decay", "constant": "constant_with_warmup"}  # our names -> transformers'
+_OF_METRICS = ("reduce_lr_on_plateau", "greedy")
 _WITH_MINIMUM = ("cosine", "linear", "wsd", "warmup_stable_decay")
 
 
@@ -89,15 +92,19 @@ def build_scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, lengt
     warmup = round(config.warmup * length) if config.warmup < 1 else round(config.warmup)
     name, details = _named(config, length)
     _check_lengths(config, length, warmup=warmup, details=details)
+    check_arguments(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)], details, prefix="train.lr_scheduler_kwargs.")
     try:
         made: LRScheduler = get_scheduler(
             name,
             optimizer,
             num_warmup_steps=warmup,
-            num_training_steps=length,
+            num_training_steps=max(length, warmup + 1),  # polynomial divides by the steps after the warm-up
             scheduler_specific_kwargs=details,
         )
-    except (TypeError, ValueError, KeyError) as error:
+        factors = [float(of(at)) for of in getattr(made, "lr_lambdas", ()) for at in (0, warmup, length - 1)]
+        if not all(0 <= each <= 1 for each in factors):
+            raise ValueError("rates would leave the range from 0 to learning_rate: correct the arguments")
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise ConfigError(
             f"train.lr_scheduler_type {config.lr_scheduler_type} with lr_scheduler_kwargs "
             f"{dict(config.lr_scheduler_kwargs)}: {' '.join(str(error).split())}"
@@ -140,16 +147,16 @@ def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
     """Return transformers' name of a run's schedule and its keyword arguments. ConfigError for an unknown name."""
     kind = config.lr_scheduler_type
     name = _NAMES.get(kind, kind)
-    if name == "reduce_lr_on_plateau":
+    if name in _OF_METRICS:
         raise ConfigError(
-            "train.lr_scheduler_type reduce_lr_on_plateau follows evaluations, not the position of a run: choose cosine"
+            f"train.lr_scheduler_type {name} follows evaluations, not the position of a run: choose cosine"
         )
-    if name not in {each.value for each in SchedulerType}:
-        known = ", ".join(dict.fromkeys([*_NAMES, *(each.value for each in SchedulerType)]))
-        raise ConfigError(f"train.lr_scheduler_type {kind!r} is none of {known}")
+    known = dict.fromkeys([*_NAMES, *(each.value for each in SchedulerType if each.value not in _OF_METRICS)])
+    if name not in {*known, *_NAMES.values()}:
+        raise ConfigError(f"train.lr_scheduler_type {kind!r} is none of {', '.join(known)}")
     details: dict[str, Any] = {}
     given = dict(config.lr_scheduler_kwargs)
-    if name == "warmup_stable_decay":
+    if name == "warmup_stable_decay" and not ("num_decay_steps" in given and "decay_ratio" not in given):
         details["num_decay_steps"] = round(given.pop("decay_ratio", DECAY_RATIO) * length)
     if kind not in _WITH_MINIMUM:
         if given.get("min_lr") and not name.endswith("_with_min_lr"):
@@ -168,5 +175,9 @@ def _named(config: TrainConfig, length: int) -> tuple[str, dict[str, Any]]:
     if given and name == "constant_with_warmup":  # transformers ignores them
         raise ConfigError(
             f"train.lr_scheduler_kwargs has {min(given)}, and lr_scheduler_type {kind} has no arguments: leave it out"
+        )
+    if both := sorted(details.keys() & given.keys()):
+        raise ConfigError(
+            f"train.lr_scheduler_kwargs sets {both[0]} twice, by its name and by min_lr or decay_ratio: leave one out"
         )
     return name, {**details, **given}

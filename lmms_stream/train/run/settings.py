@@ -30,7 +30,7 @@ _AT_LEAST_0 = (
     "learning_rate", "weight_decay", "eval_delay", "max_grad_norm",
 )  # fmt: skip
 _LONGEST_PER_WARMUP = 10_000  # maximum length of a run with max_tokens, as a multiple of its warm-up
-_ABOVE_0 = ("save_minutes", "timeout_s", "peak_tflops")
+_ABOVE_0 = ("save_minutes", "peak_tflops")
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW, if optim_args has none
 DECAY_RATIO = 0.1  # share of a run in which wsd decays, if lr_scheduler_kwargs has none
 
@@ -69,7 +69,7 @@ class BadSamplesConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, prefix="train.bad_samples.")
-        check_limits(self, "train.bad_samples.", at_least_0=("quarantine",), above_0=("timeout_s",))
+        check_limits(self, "train.bad_samples.", at_least_0=("quarantine",), seconds=("timeout_s",))
         drop_lists(self.drop)
 
     @property
@@ -381,7 +381,7 @@ class TrainConfig:
         return self.best.load or self.save_steps == "best" or self.best.metric is not None
 
     def __post_init__(self) -> None:
-        check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume"))
+        check_fields(self, prefix="train.", paths=("checkpoint_dir", "resume", "output_dir"))
         object.__setattr__(self, "output_dir", str(local_path("train.output_dir", self.output_dir)))
         self._check_steps()
         lengths = [name for name in ("max_steps", "num_train_epochs", "max_tokens") if getattr(self, name) is not None]
@@ -393,7 +393,9 @@ class TrainConfig:
         for first, stop in self.skip_steps:
             if not 0 <= first < stop:
                 raise ConfigError(f"train.skip_steps must be ranges [first, stop), got [{first}, {stop}]")
-        check_limits(self, "train.", at_least_1=_AT_LEAST_1, at_least_0=_AT_LEAST_0, above_0=_ABOVE_0)
+        check_limits(
+            self, "train.", at_least_1=_AT_LEAST_1, at_least_0=_AT_LEAST_0, above_0=_ABOVE_0, seconds=("timeout_s",)
+        )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"train.ema_decay must be above 0 and below 1, got {self.ema_decay}: 0.999 is usual")
         self._check_degrees()
@@ -460,20 +462,17 @@ class TrainConfig:
                 )
 
     def _check_optimizer(self) -> None:
-        betas, epsilon = self.optim_args.get("betas", BETAS), self.optim_args.get("eps", 0)
-        if not isinstance(betas, list | tuple) or len(betas) != len(BETAS) or not all(map(is_number, betas)):
-            raise ConfigError(f"train.optim_args.betas must be two numbers, such as [0.9, 0.95], got {betas!r}")
-        for beta in betas:
-            if not 0 <= beta < 1:
-                raise ConfigError(f"train.optim_args.betas must be at least 0 and below 1, got {beta}")
-        if not (is_number(epsilon) and epsilon >= 0):
-            raise ConfigError(f"train.optim_args.eps must be a number, 0 or more, got {epsilon!r}")
-        for pattern, values in self.groups.items():
-            for name in {"lr", "weight_decay"} & values.keys():
-                if not (is_number(values[name]) and values[name] >= 0):
-                    raise ConfigError(
-                        f"train.groups {pattern!r} {name} must be a number, 0 or more, got {values[name]!r}"
-                    )
+        of_groups = {f"train.groups {pattern!r} ": values for pattern, values in self.groups.items()}
+        for prefix, values in {"train.optim_args.": self.optim_args, **of_groups}.items():
+            betas = values.get("betas", BETAS)
+            if not isinstance(betas, list | tuple) or len(betas) != len(BETAS) or not all(map(is_number, betas)):
+                raise ConfigError(f"{prefix}betas must be two numbers, such as [0.9, 0.95], got {betas!r}")
+            for beta in betas:
+                if not 0 <= beta < 1:
+                    raise ConfigError(f"{prefix}betas must be at least 0 and below 1, got {beta}")
+            for name in ("lr", "weight_decay", "eps"):
+                if name in values and not (is_number(values[name]) and 0 <= values[name] < math.inf):
+                    raise ConfigError(f"{prefix}{name} must be a number, 0 or more, got {values[name]!r}")
 
     def _check_schedule(self) -> None:
         if self.warmup > 1 and self.warmup != round(self.warmup):
