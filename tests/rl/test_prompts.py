@@ -311,6 +311,10 @@ def test_a_function_of_prompts_that_fails_names_the_row_and_is_counted(tmp_path:
             kind(path, **options).get_batch(2)
         skipping = kind(path, on_error="skip", **options)
         assert ([each.prompt for each in skipping], skipping.num_unreadable) == (["1"], 1)
+        with pytest.raises(
+            IndexError, match="sample 1 of a dataset of 2 rows, 1 of them dropped: call get_batch, or open"
+        ):
+            _ = skipping[1]
     with pytest.raises(ConfigError, match="system_prompt must be a text, got 3: write one, or leave it out"):
         Dataset(path, prompt_key="q", system_prompt=3)
 

@@ -314,7 +314,9 @@ class BaseDataset(NamedLikeTheirs, ABC):
             raise IndexError("a sample before the first")
         for _, sample in self._from(index):
             return sample
-        raise IndexError(f"sample {index} of a dataset of {self.num_rows} rows")
+        dropped = self.num_overlong + self.num_unreadable
+        remedy = f", {dropped} of them dropped: call get_batch, or open a Dataset, whose len counts samples"
+        raise IndexError(f"sample {index} of a dataset of {self.num_rows} rows{remedy if dropped else ''}")
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
         """Return the samples of a DataLoader's batch; ConfigError if the DataLoader has no collate_fn."""
