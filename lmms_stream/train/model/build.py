@@ -407,7 +407,8 @@ def unread_keys(
         of_parts = {part: each for part, each in parts.items() if name in _declared(each.__class__)}
         is_passed = name in own or any(getattr(each, name, None) == value for each in of_parts.values())
         nearest = nearest_name(name, known)
-        if is_passed or name in _SHARED_FIELDS or (name in read and not of_parts):
+        start = name.replace("_end_token_id", "_start_token_id")  # models read where media start, processors both ends
+        if is_passed or name in _SHARED_FIELDS or (not of_parts and ({name, start} & read or start in own)):
             _check_rope(f"{prefix}{name}", value, read | {*(getattr(config, "layer_types", None) or ())})
         elif is_published and (of_parts or num_unmatched(name, nearest) > _MOST_MISTYPED):
             unread.append(f"{prefix}{name}")
