@@ -1,4 +1,4 @@
-"""Figures of this project's pages: from results.json into the tables of README.md and docs/numbers.md.
+"""Write the figures of results.json into the tables of README.md and docs/numbers.md.
 
 An entry has a figure, the figures next to it, the command that printed them, the commit, date and machine of that
 measurement, and the paths with the measured code. An entry with `readme` is also a row of README.md.

@@ -66,7 +66,7 @@ def check_limits(
     config: Any, prefix: str, *, at_least_1: Sequence[str] = (), at_least_0: Sequence[str] = (),
     above_0: Sequence[str] = (), seconds: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """ConfigError for a number below its limit, and for an infinite one that no maximum is; None passes.
+    """ConfigError for a number below its limit, and for infinity without a maximum; None passes.
 
     seconds: limits of waits, above 0.
     """

@@ -97,42 +97,41 @@ class BytePairs:
 
 
 class BytePairsLater:
-    """The encoder of a tokenizer, made after enough texts to be worth its cost."""
+    """The encoder of a tokenizer, made after many texts, because of the cost. pairs: the encoder, if made.
+
+    num_chars: characters of all texts so far. next_look: number of characters before the next call of `look`.
+    """
 
     def __init__(self, model: str, digest: str, tokenizer: Tokenizer, num_bytes: NDArray[np.int64]):
         self._of = (model, tokenizer)
         self._num_bytes = num_bytes
         self._digest = digest
-        self._pairs: BytePairs | None = None
-        self._num_chars = 0
-        self._next: float = USED_AFTER
-
-    def after(self, num_chars: int) -> BytePairs | None:
-        """Count the characters of texts to encode; return their encoder, None for `tokenizers`."""
-        self._num_chars += num_chars
-        if self._num_chars >= self._next:
-            with suppress(ImportError):  # tiktoken is not installed
-                self._next = self._look()
-        return self._pairs
+        self.pairs: BytePairs | None = None
+        self.num_chars = 0
+        self.next_look: float = USED_AFTER
 
     @property
     def described(self) -> dict[str, Any]:
         """Description of the trial."""
         return {"tokenizer": self._digest, "encoders": [version("tiktoken"), version("tokenizers")], "trial": 1}
 
-    def _look(self) -> float:
-        """Make the encoder if its trial is kept or is due. Return the number of characters before the next look."""
-        self._next = math.inf
-        described = self.described
-        agrees = read_kept("byte_pairs", described)
-        if agrees is None and self._num_chars < TRIED_AFTER:
-            return TRIED_AFTER
-        pairs = None if agrees is False else BytePairs.of(*self._of, self._num_bytes)
-        if agrees is None:
-            agrees = pairs is not None and pairs.agrees(*self._of)
-            keep("byte_pairs", described, agrees)
-        self._pairs = pairs if agrees else None
-        return math.inf
+    def look(self) -> BytePairs | None:
+        """Make the encoder if a trial is kept or due, and return the encoder; None for `tokenizers`."""
+        if self.num_chars < self.next_look:
+            return self.pairs
+        self.next_look = math.inf
+        with suppress(ImportError):  # tiktoken is not installed
+            described = self.described
+            agrees = read_kept("byte_pairs", described)
+            if agrees is None and self.num_chars < TRIED_AFTER:
+                self.next_look = TRIED_AFTER
+                return None
+            pairs = None if agrees is False else BytePairs.of(*self._of, self._num_bytes)
+            if agrees is None:
+                agrees = pairs is not None and pairs.agrees(*self._of)
+                keep("byte_pairs", described, agrees)
+            self.pairs = pairs if agrees else None
+        return self.pairs
 
 
 def _pattern_of(step: Mapping[str, Any]) -> str | None:

@@ -94,31 +94,33 @@ class FastTokenizer:
 
     def ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
         """Token ids of each text, int32[T], in less time than `encode` takes."""
-        if (pairs := self._pairs_of(texts)) is None:
-            return [_ids_of(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
-        before, after = self._around if add_special_tokens else ([], [])
+        made = self._encode_all(texts, add_special_tokens=add_special_tokens)
+        return [each if isinstance(each, np.ndarray) else _ids_of(each) for each in made]
+
+    def num_tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Number of tokens in the result of `ids` for each text."""
+        return [*map(len, self._encode_all(texts, add_special_tokens=add_special_tokens))]
+
+    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> Sequence[Encoding | NDArray[np.int32]]:
+        if (later := self._pairs_later) is not None:
+            later.num_chars += sum(map(len, texts))
+            pairs = later.pairs if later.num_chars < later.next_look else later.look()
+            if pairs is not None:
+                return self._encode_by(pairs, texts, *self._around if add_special_tokens else ([], []))
+        if os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]:  # encoding a batch would start threads
+            return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return encodings
+
+    def _encode_by(
+        self, pairs: BytePairs, texts: Sequence[str], before: list[int], after: list[int]
+    ) -> list[NDArray[np.int32]]:
         made: list[NDArray[np.int32]] = []
         for text in texts:
             if (ids := pairs.ids(text)) is None:
                 ids = _ids_of(self.encode(text, add_special_tokens=False))
             made.append(np.array([*before, *ids, *after], np.int32) if before or after else ids)
         return made
-
-    def num_tokens(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[int]:
-        """Number of tokens in the result of `ids` for each text."""
-        if self._pairs_of(texts) is not None:
-            return [*map(len, self.ids(texts, add_special_tokens=add_special_tokens))]
-        return [len(encoding) for encoding in self._encode_all(texts, add_special_tokens=add_special_tokens)]
-
-    def _pairs_of(self, texts: Sequence[str]) -> BytePairs | None:
-        """Return the faster encoder of texts, if there is one by now."""
-        return None if self._pairs_later is None else self._pairs_later.after(sum(map(len, texts)))
-
-    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Encoding]:
-        if is_parallel():  # encoding a batch would start threads
-            return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return encodings
 
     def ids_and_spans(self, marked: Sequence[tuple[str, Sequence[Span]]]) -> list[Tokens]:
         """Return the tokens of texts, without special tokens around them, and the tokens that have bytes of spans of
@@ -185,7 +187,7 @@ class FastTokenizer:
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """Special tokens before and after those of a text."""
+        """Special tokens before and after a text."""
         text, framed = (self.encode("a", add_special_tokens=each).ids for each in (False, True))
         start = next(at for at in range(len(framed)) if framed[at : at + len(text)] == text)
         return framed[:start], framed[start + len(text) :]
@@ -466,8 +468,3 @@ def tokenize_in_one_thread() -> None:
     Used if each core has its own process.
     """
     os.environ.setdefault(VARIABLE, ONE_THREAD[VARIABLE])
-
-
-def is_parallel() -> bool:
-    """Return whether a tokenizer uses several threads for several texts."""
-    return os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lmms_stream.plan.packing import Overlong
 from lmms_stream.plan.planner import StepConfig, StepPlanner
 from lmms_stream.processors.base import Tokens
 from lmms_stream.processors.chat import ChatProcessor
-from lmms_stream.processors.tokenizers import is_parallel
+from lmms_stream.processors.tokenizers import ONE_THREAD, VARIABLE
 from lmms_stream.storage.local import CopiedFolder
 from lmms_stream.types import Processed, Sample, World
 
@@ -100,7 +101,10 @@ class _TellsThreads(_OneByOne):
 
     def process(self, sample: Sample) -> Processed:
         processed = self.chats.process(sample)
-        return {**processed, "labels": np.full_like(processed["labels"], is_parallel())}
+        return {
+            **processed,
+            "labels": np.full_like(processed["labels"], os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]),
+        }
 
 
 @pytest.mark.parametrize("overlong", ["drop", "split"])

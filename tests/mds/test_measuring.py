@@ -354,7 +354,7 @@ def wait_until(condition: Callable[[], object], job: Job) -> None:
     while not condition():
         assert job.poll() is None, f"the command ended early: {job.complete(LIMIT_S)}"
         assert time.monotonic() < deadline, "the command did nothing in time"
-        time.sleep(0.02)
+        time.sleep(0.002)
 
 
 def server_of(job: Job) -> list[psutil.Process]:

@@ -101,7 +101,8 @@ def test_tiktoken_returns_the_tokens_of_a_makers_tokenizer(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the result of an earlier trial
     loaded = replace(makers.tokenizer(name))
     assert loaded._pairs_later is not None
-    pairs = loaded._pairs_later.after(TRIED_AFTER)
+    loaded._pairs_later.num_chars = TRIED_AFTER
+    pairs = loaded._pairs_later.look()
     assert pairs is not None
     lines = foreign_lines()
     assert len(lines) >= NUM_LINES

@@ -132,7 +132,7 @@ def test_a_trial_finds_an_encoder_that_differs() -> None:
 def test_a_text_that_the_encoder_cannot_take_is_left_to_tokenizers(text: str) -> None:
     tokenizer = used(TAKEN["Qwen"]())
     assert tokenizer._pairs_later is not None
-    pairs = tokenizer._pairs_later.after(0)
+    pairs = tokenizer._pairs_later.pairs
     assert pairs is not None
     assert pairs.ids(text) is None
     (ids,) = tokenizer.ids([text], add_special_tokens=False)
@@ -154,7 +154,8 @@ def used(described: Described) -> FastTokenizer:
     later = tokenizer._pairs_later
     assert later is not None
     keep("byte_pairs", later.described, True)
-    assert later.after(byte_pairs.USED_AFTER) is not None
+    later.num_chars = byte_pairs.USED_AFTER
+    assert later.look() is not None
     return tokenizer
 
 
@@ -174,7 +175,8 @@ def test_ids_are_the_same_with_the_encoder(name: str, adds: bool) -> None:
 def test_the_encoder_is_made_after_its_trial_or_after_a_kept_one() -> None:
     def asked(num_chars: int, tokenizer: FastTokenizer) -> BytePairs | None:
         assert tokenizer._pairs_later is not None
-        return tokenizer._pairs_later.after(num_chars)
+        tokenizer._pairs_later.num_chars += num_chars
+        return tokenizer._pairs_later.look()
 
     tokenizer = fast(byte_level(with_tokens("<only here>")))
     assert tokenizer._pairs_later is not None

@@ -147,7 +147,7 @@ def test_settings_of_left_out_samples_are_checked(tmp_path: Path) -> None:
     for setting, message in (
         ("bad_samples.quarantine=-1", "train.bad_samples.quarantine must be 0 or more, got -1"),
         ("bad_samples.drop={x: -1}", "from_step of the drop list x must be 0 or more, got -1"),
-        ("bad_samples.timeout_s=0", "train.bad_samples.timeout_s must be above 0, got 0"),
+        ("bad_samples.timeout_s=0", "train.bad_samples.timeout_s must be above 0, and at most .* got 0"),
         (f"bad_samples.drop={tmp_path / 'nothing'}", "the drop list .*nothing cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message):
