@@ -107,10 +107,14 @@ IMAGE = RowKind(
 def the_image(fields: Fields) -> Any:
     """Return the reference to the only image of a row; DataError for no image or several."""
     references = fields.references("images") or fields.references("file_name")
-    if len(references) != 1:
+    column = fields.column("images") or fields.column("file_name")
+    if column is None:
         raise DataError(
-            f"{len(references)} images in column {fields.column('images')!r}, expected one: correct the row"
+            f"no column of an image among {', '.join(fields.values)}: name the column image, or pass --columns "
+            "images=COLUMN"
         )
+    if len(references) != 1:
+        raise DataError(f"{len(references)} images in column {column!r}, expected one: correct the row")
     return references[0]
 
 

@@ -75,6 +75,12 @@ def test_a_label_that_is_no_number_of_a_class_is_named(label: Any) -> None:
         find_mapper([row], OPTIONS)(row, None)
 
 
+def test_a_row_without_a_column_of_an_image_names_its_columns() -> None:
+    row = {"img": picture(9, 7), "label": 3}
+    with pytest.raises(DataError, match="no column of an image among img, label: name the column image, or pass --col"):
+        find_mapper([row], OPTIONS)(row, None)
+
+
 def test_rows_with_labels_are_still_found_as_those_of_a_classifier() -> None:
     assert find_mapper([{"image": picture(9, 7), "label": "cat"}], SchemaOptions()).kind.name == "image-label"
 

@@ -47,7 +47,9 @@ DEGREES = {"sp_ulysses_degree": "sequence_parallel", "tp_degree": "tensor_parall
 TRAINER_ARGS: Mapping[str, Key] = {
     "fsdp2": Key("moot", "the model is always sharded with FSDP2"),
     "use_rmpad": Key("moot", "packs have no padding"),
-    "print_batch_input_steps": Key("moot", "lmms-stream inspect shows samples", lambda value: (value or -1) < 0),
+    "print_batch_input_steps": Key(
+        "moot", "lmms-stream inspect shows samples", lambda value: not value or str(value).startswith("-")
+    ),
     "remove_unused_columns": Key("moot", "columns that no tokens are made of are never read"),
     "group_by_length": Key("moot", "a pack has no padding but its own end"),
     "reduce_dtype": Key("moot", "gradients are summed in float32"),
@@ -122,7 +124,11 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     check_names(fsdp, FSDP_CONFIG, f"{source}: fsdp_config")
     moot = [*told(TRAINER_ARGS, said, source=source), *told(FSDP_CONFIG, fsdp, source=f"{source}: fsdp_config")]
     warn(moot, source="trainer_args")
-    values: dict[str, Any] = {ours: said[name] for name, ours in DEGREES.items() if said.get(name) not in (None, 1)}
+    values: dict[str, Any] = {
+        ours: whole_number(f"{source}: {name}", said[name], least=1)
+        for name, ours in DEGREES.items()
+        if said.get(name) is not None and said[name] != 1
+    }
     if frozen := _listed(said.get("freeze_modules"), f"{source}: freeze_modules"):
         values["frozen"] = [f"*{name}.*" for name in frozen]  # each pattern must match
     if fsdp.get("hsdp_shard_size"):
@@ -353,6 +359,8 @@ def launch_of(data: Mapping[str, Any], *, source: str) -> Launch:
             raise ConfigError(f"{source}: {name} is missing: write the section {name}")
         _check_mappings(data[name], _MAPPINGS[name], source=f"{source}: {name}")
     trainer = data.get("trainer_type")
+    if trainer is not None and not isinstance(trainer, str):
+        raise ConfigError(f"{source}: trainer_type must be a name, got {trainer!r}: write one of {', '.join(TRAINERS)}")
     if trainer in OTHER_TRAINERS:
         raise ConfigError(
             f"{source}: trainer_type {trainer!r} trains a model class of LMMS Engine, not of lmms_stream: "
@@ -423,6 +431,11 @@ def dataset_of(said: Mapping[str, Any], model: Mapping[str, Any], *, source: str
     """Return a dataset_config as ours. model: its model_config; its folder provides the processor if none is named."""
     said = _asked(said)
     processor = dict(said.get("processor_config") or {})
+    _check_mappings(processor, ("extra_kwargs",), source=f"{source}: processor_config")
+    if not isinstance(kind := processor.get("processor_type", ""), str):
+        raise ConfigError(
+            f"{source}: processor_type must be a name, got {kind!r}: write one of {', '.join(PROCESSORS)}"
+        )
     if processor.get("processor_type") in IMAGE_PROCESSORS:
         if said.get("dataset_type") in ("vision", "vision_iterable"):  # LMMS Engine's reads images with any type
             streams = str(said["dataset_type"]).endswith("_iterable")
