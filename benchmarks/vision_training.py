@@ -122,7 +122,8 @@ def padded_losses(model: Any, rows: Any) -> Any:
 
 def run_tower(model: Any, step: list[Any]) -> None:
     for batch in step:
-        model.base_model.visual(batch.inputs["pixel_values"], grid_thw=batch.inputs["image_grid_thw"]).sum().backward()
+        made = model.base_model.visual(batch.inputs["pixel_values"], grid_thw=batch.inputs["image_grid_thw"])
+        getattr(made, "pooler_output", made).sum().backward()  # of transformers 5; a tensor of transformers 4
     model.zero_grad()
 
 

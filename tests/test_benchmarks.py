@@ -51,7 +51,7 @@ TOYS: dict[str, str] = {
     "trainers.py": "--rounds 2 --steps 3",
     "training.py": "--steps 12",
     "vision_memory.py": "--packs 20 --first 5 --samples 40",
-    "vision_training.py": "--steps 2 --packs 4",
+    "vision_training.py": "--steps 8 --packs 4",
     "worker_memory.py": "",
 }
 ELSEWHERE = {  # script -> what it needs, beyond a machine for tests
