@@ -39,7 +39,7 @@ class NamedLikeTheirs:
 
 _PLAIN = {"int", "float", "bool", "str", "None"}  # types of fields that are checked; others have checks of their own
 _MAY_BE_INFINITE = ("max_grad_norm", "spike")  # limits: infinity is none
-LONGEST_WAIT_S = 1e9  # 31 years: locks and process groups take no more
+_LONGEST_S = 1e9  # 31 years: locks and process groups take no more
 _CALLED = {"int": "a whole number", "float": "a number", "bool": "True or False"}
 
 
@@ -87,9 +87,14 @@ def check_limits(
 
 
 def check_seconds(name: str, value: float) -> None:
-    """ConfigError for a limit of a wait that the system's clocks cannot hold, infinity among them."""
-    if not 0 < value <= LONGEST_WAIT_S:
-        raise ConfigError(f"{name} must be above 0, and at most {LONGEST_WAIT_S:,.0f} seconds, got {value}")
+    """ConfigError for a limit of a wait beyond the range of the system's clocks, such as infinity."""
+    if not 0 < value <= _LONGEST_S:
+        raise ConfigError(f"{name} must be above 0, and at most {_LONGEST_S:,.0f} seconds, got {value}")
+
+
+def shortened_wait(seconds: float) -> float:
+    """Cap a limit of a wait at the maximum of check_seconds, for interfaces with infinite waits."""
+    return min(float(seconds), _LONGEST_S)
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, prefix: str = "") -> None:
@@ -157,7 +162,7 @@ _MAX_FRAMES = 8  # between a dataset and the fetcher: accelerate's shards of it,
 def check_collator(owner: str, *, loader: str, trainer: str = _TRAINER) -> int:
     """Raise ConfigError if a DataLoader calls the caller, and joins samples by torch's or transformers' default.
 
-    Return the batch_size of a DataLoader without workers that iterates over the caller, otherwise 1.
+    Return the batch_size of a DataLoader without workers around the caller, otherwise 1.
     owner: the class of the dataset. loader, trainer: what to do instead with a DataLoader, and with transformers'
     Trainer. Other collators, and a DataLoader with batch_size None, pass.
     """

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..checks import LONGEST_WAIT_S, NamedLikeTheirs, check_arguments
+from ..checks import NamedLikeTheirs, check_arguments, shortened_wait
 from ..errors import ConfigError, CursorError
 from ..plan.mosaic_order import ALGORITHMS, BATCHING_METHODS, PARTITIONS, Readers, check_position, sampled
 from ..plan.order import OrderConfig
@@ -132,9 +132,7 @@ class StreamingDataset(NamedLikeTheirs, OfPackage, StoredSamples, IterableDatase
         for stream in self.streams:
             stream.apply_default(defaults)
         fetch = FetchConfig(
-            attempts=1 + download_retry,
-            timeout_s=min(float(download_timeout), LONGEST_WAIT_S),
-            cache_limit=cache_limit or None,
+            attempts=1 + download_retry, timeout_s=shortened_wait(download_timeout), cache_limit=cache_limit or None
         )
         self.core = self._open_core([config_of(stream) for stream in self.streams], fetch)
         self.cache_limit = self.core.fetch.limit_bytes

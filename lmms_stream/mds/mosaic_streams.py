@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from ..checks import LONGEST_WAIT_S, local_path
+from ..checks import local_path, shortened_wait
 from ..errors import ConfigError
 from ..plan.sample_order import StreamShare, samples_chosen
 from ..storage.cache import default_cache_folder
@@ -269,7 +269,7 @@ def config_of(stream: StreamBase) -> StreamConfig:
         remote=stream.remote,
         local=None if is_read_in_place else stream.local,
         split=stream.split or None,
-        retry=Retry(attempts=1 + stream.download_retry, timeout_s=min(stream.download_timeout, LONGEST_WAIT_S)),
+        retry=Retry(attempts=1 + stream.download_retry, timeout_s=shortened_wait(stream.download_timeout)),
         validate_hash=stream.validate_hash,
         keep_zip=stream.keep_zip,
         source=HookedStream(stream, hooks) if hooks else None,

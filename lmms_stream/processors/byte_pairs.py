@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import keep, read_kept
+from .byte_tokens import ByteTokens
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -57,11 +58,10 @@ class BytePairs:
     normalizer: Any  # of `tokenizers`, or None
 
     @staticmethod
-    def of(model: str, tokenizer: Tokenizer, num_bytes: NDArray[np.int64]) -> BytePairs | None:
-        """Make the encoder of a byte-level tokenizer; None for another form. model: content of tokenizer.json."""
+    def of(described: Mapping[str, Any], tokenizer: Tokenizer, num_bytes: NDArray[np.int64]) -> BytePairs | None:
+        """Make the encoder of a byte-level tokenizer; None for another form. described: content of tokenizer.json."""
         from tiktoken import Encoding
 
-        described = json.loads(model)
         pattern = _pattern_of(described["pre_tokenizer"] or {})
         splits = tokenizer.encode_special_tokens
         added = [each for each in described["added_tokens"] if not (splits and each["special"])]
@@ -88,24 +88,25 @@ class BytePairs:
             return None
         return ids.astype(np.int32) if self.num_bytes.take(ids).sum() == size else None
 
-    def agrees(self, model: str, tokenizer: Tokenizer) -> bool:
+    def agrees(self, described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
         """Return whether the merges are tiktoken's merges, and a trial finds only the tokens of `tokenizers`."""
-        return _are_one_function(json.loads(model)["model"]) and all(
+        return _are_one_function(described["model"]) and all(
             (ids := self.ids(text)) is None or ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
             for text in _hostile_texts(tokenizer)
         )
 
 
-class BytePairsLater:
+class LazyBytePairs:
     """The encoder of a tokenizer, made after many texts, because of the cost. pairs: the encoder, if made.
 
-    num_chars: characters of all texts so far. next_look: number of characters before the next call of `look`.
+    num_chars: characters of all texts so far. next_look: number of characters before the next call of `look`. model:
+    content of tokenizer.json. digest, parts: return the tokenizer's digest, and its parts, at the first look.
     """
 
-    def __init__(self, model: str, digest: str, tokenizer: Tokenizer, num_bytes: NDArray[np.int64]):
-        self._of = (model, tokenizer)
-        self._num_bytes = num_bytes
-        self._digest = digest
+    def __init__(
+        self, model: str, *, digest: Callable[[], str], parts: Callable[[], tuple[Tokenizer, ByteTokens | None]]
+    ):
+        self._model, self._digest, self._parts = model, digest, parts
         self.pairs: BytePairs | None = None
         self.num_chars = 0
         self.next_look: float = USED_AFTER
@@ -113,7 +114,7 @@ class BytePairsLater:
     @property
     def described(self) -> dict[str, Any]:
         """Description of the trial."""
-        return {"tokenizer": self._digest, "encoders": [version("tiktoken"), version("tokenizers")], "trial": 1}
+        return {"tokenizer": self._digest(), "encoders": [version("tiktoken"), version("tokenizers")], "trial": 1}
 
     def look(self) -> BytePairs | None:
         """Make the encoder if a trial is kept or due, and return the encoder; None for `tokenizers`."""
@@ -121,17 +122,24 @@ class BytePairsLater:
             return self.pairs
         self.next_look = math.inf
         with suppress(ImportError):  # tiktoken is not installed
-            described = self.described
-            agrees = read_kept("byte_pairs", described)
+            trial = self.described
+            agrees = read_kept("byte_pairs", trial)
             if agrees is None and self.num_chars < TRIED_AFTER:
                 self.next_look = TRIED_AFTER
-                return None
-            pairs = None if agrees is False else BytePairs.of(*self._of, self._num_bytes)
-            if agrees is None:
-                agrees = pairs is not None and pairs.agrees(*self._of)
-                keep("byte_pairs", described, agrees)
-            self.pairs = pairs if agrees else None
+            elif agrees is not False:
+                self.pairs = self._made(is_tried=agrees is not None)
+                if agrees is None:
+                    keep("byte_pairs", trial, self.pairs is not None)
         return self.pairs
+
+    def _made(self, *, is_tried: bool) -> BytePairs | None:
+        """Make the encoder; None for a tokenizer of another form, or after a trial that finds a difference."""
+        tokenizer, byte_tokens = self._parts()
+        if byte_tokens is None:
+            return None
+        described = json.loads(self._model)
+        pairs = BytePairs.of(described, tokenizer, byte_tokens.num_bytes)
+        return pairs if pairs is not None and (is_tried or pairs.agrees(described, tokenizer)) else None
 
 
 def _pattern_of(step: Mapping[str, Any]) -> str | None:

@@ -298,8 +298,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
+_JINJAS = ImmutableSandboxedEnvironment()
 _METHODS: dict[type, frozenset[str]] = {
-    kind: frozenset(name for name in dir(kind) if ImmutableSandboxedEnvironment().is_safe_attribute(kind(), name, None))
+    kind: frozenset(name for name in dir(kind) if _JINJAS.is_safe_attribute(kind(), name, None))
     - {"format", "format_map"}  # Jinja's own take their places
     for kind in (str, dict, list, int, float, bool)
 }

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-_ANY_TEXT = "a"
-
-
 class TextProcessor:
     """A `text` with its tokenizer's special tokens around it, then the end-of-text token; all tokens are trained on.
 
@@ -58,18 +55,15 @@ class TextProcessor:
 
     def _found_around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Tokens before and after a text: the given tokens, or the tokenizer's."""
-        framed = self.tokenizer.encode(_ANY_TEXT, add_special_tokens=True)
-        own = np.flatnonzero(np.array(framed.special_tokens_mask) == 0)
-        before: Sequence[int] | NDArray[np.int32] = framed.ids[: own[0]]
-        after: Sequence[int] | NDArray[np.int32] = framed.ids[own[-1] + 1 :]
+        before, after = self.tokenizer.around
         end = self.tokenizer.eos_token_id
-        if end is not None and after[-1:] != [end]:
-            after = [*after, end]
+        if end is not None and after[-1:].tolist() != [end]:
+            after = np.append(after, np.int32(end))
         if "prefix" in self._said:
             before = self.tokenizer.ids([self._said["prefix"]], add_special_tokens=False)[0]
         if "suffix" in self._said:
             after = self.tokenizer.ids([self._said["suffix"]], add_special_tokens=False)[0]
-        return np.array(before, np.int32), np.array(after, np.int32)
+        return before, after
 
     @property
     def description(self) -> Mapping[str, Any]:

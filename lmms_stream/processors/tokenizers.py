@@ -28,7 +28,7 @@ from ..checks import plain_path
 from ..errors import ConfigError, if_folder_of_lfs_pointers
 from ..versions.transformers import RULES_OF_TOKENIZERS, RulesOfTokenizers, special_tokens_of
 from .base import Tokens, keep, read_kept
-from .byte_pairs import BytePairs, BytePairsLater
+from .byte_pairs import BytePairs, LazyBytePairs
 from .byte_tokens import ByteTokens, Span
 
 if TYPE_CHECKING:
@@ -102,25 +102,28 @@ class FastTokenizer:
         return [*map(len, self._encode_all(texts, add_special_tokens=add_special_tokens))]
 
     def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> Sequence[Encoding | NDArray[np.int32]]:
-        if (later := self._pairs_later) is not None:
-            later.num_chars += sum(map(len, texts))
-            pairs = later.pairs if later.num_chars < later.next_look else later.look()
-            if pairs is not None:
-                return self._encode_by(pairs, texts, *self._around if add_special_tokens else ([], []))
+        lazy = self._lazy_pairs
+        lazy.num_chars += sum(map(len, texts))
+        pairs = lazy.pairs if lazy.num_chars < lazy.next_look else lazy.look()
+        if pairs is not None:
+            return self._encode_by(pairs, texts, add_special_tokens=add_special_tokens)
         if os.environ.get(VARIABLE) != ONE_THREAD[VARIABLE]:  # encoding a batch would start threads
             return [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return encodings
 
     def _encode_by(
-        self, pairs: BytePairs, texts: Sequence[str], before: list[int], after: list[int]
+        self, pairs: BytePairs, texts: Sequence[str], *, add_special_tokens: bool
     ) -> list[NDArray[np.int32]]:
         made: list[NDArray[np.int32]] = []
         for text in texts:
             if (ids := pairs.ids(text)) is None:
                 ids = _ids_of(self.encode(text, add_special_tokens=False))
-            made.append(np.array([*before, *ids, *after], np.int32) if before or after else ids)
-        return made
+            made.append(ids)
+        if not add_special_tokens:
+            return made
+        before, after = self.around
+        return [np.concatenate([before, ids, after]) for ids in made]
 
     def ids_and_spans(self, marked: Sequence[tuple[str, Sequence[Span]]]) -> list[Tokens]:
         """Return the tokens of texts, without special tokens around them, and the tokens that have bytes of spans of
@@ -165,6 +168,14 @@ class FastTokenizer:
         return int(ids[0]) if len(ids) == 1 else None
 
     @cached_property
+    def around(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Special tokens before and after a text, int32[T] each."""
+        framed = self.encode("a", add_special_tokens=True)
+        own = np.flatnonzero(np.array(framed.special_tokens_mask) == 0)
+        ids = _ids_of(framed)
+        return ids[: own[0]], ids[own[-1] + 1 :]
+
+    @cached_property
     def num_ids(self) -> int:
         """One more than the highest token id."""
         return 1 + max(map(int, self._tokenizer.get_vocab(with_added_tokens=True).values()))
@@ -180,17 +191,8 @@ class FastTokenizer:
         return ByteTokens.of(json.loads(start + "}}" * bool(merges)))
 
     @cached_property
-    def _pairs_later(self) -> BytePairsLater | None:
-        if self._byte_tokens is None:
-            return None
-        return BytePairsLater(self.model, self.digest, self._tokenizer, self._byte_tokens.num_bytes)
-
-    @cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
-        """Special tokens before and after a text."""
-        text, framed = (self.encode("a", add_special_tokens=each).ids for each in (False, True))
-        start = next(at for at in range(len(framed)) if framed[at : at + len(text)] == text)
-        return framed[:start], framed[start + len(text) :]
+    def _lazy_pairs(self) -> LazyBytePairs:
+        return LazyBytePairs(self.model, digest=lambda: self.digest, parts=lambda: (self._tokenizer, self._byte_tokens))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

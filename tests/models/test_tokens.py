@@ -100,9 +100,8 @@ def test_tiktoken_returns_the_tokens_of_a_makers_tokenizer(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the result of an earlier trial
     loaded = replace(makers.tokenizer(name))
-    assert loaded._pairs_later is not None
-    loaded._pairs_later.num_chars = TRIED_AFTER
-    pairs = loaded._pairs_later.look()
+    loaded._lazy_pairs.num_chars = TRIED_AFTER
+    pairs = loaded._lazy_pairs.look()
     assert pairs is not None
     lines = foreign_lines()
     assert len(lines) >= NUM_LINES

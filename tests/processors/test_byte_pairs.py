@@ -87,7 +87,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pairs_of(tokenizer: FastTokenizer) -> BytePairs | None:
     assert tokenizer._byte_tokens is not None
-    return BytePairs.of(tokenizer.model, tokenizer._tokenizer, tokenizer._byte_tokens.num_bytes)
+    return BytePairs.of(json.loads(tokenizer.model), tokenizer._tokenizer, tokenizer._byte_tokens.num_bytes)
 
 
 @pytest.mark.parametrize("splits_special", [False, True])
@@ -125,14 +125,13 @@ def test_a_trial_finds_an_encoder_that_differs() -> None:
     tokenizer = fast(TAKEN["GPT-2"]())
     pairs = pairs_of(fast(TAKEN["Qwen"]()))
     assert pairs is not None
-    assert not pairs.agrees(tokenizer.model, tokenizer._tokenizer)
+    assert not pairs.agrees(json.loads(tokenizer.model), tokenizer._tokenizer)
 
 
 @pytest.mark.parametrize("text", ["a" + " " * 1_000_000 + "b", "cafe\u0301", "a\u0338<|end|>\u0338"])
 def test_a_text_that_the_encoder_cannot_take_is_left_to_tokenizers(text: str) -> None:
     tokenizer = used(TAKEN["Qwen"]())
-    assert tokenizer._pairs_later is not None
-    pairs = tokenizer._pairs_later.pairs
+    pairs = tokenizer._lazy_pairs.pairs
     assert pairs is not None
     assert pairs.ids(text) is None
     (ids,) = tokenizer.ids([text], add_special_tokens=False)
@@ -151,11 +150,10 @@ def test_half_of_a_surrogate_pair_is_the_error_of_tokenizers() -> None:
 def used(described: Described) -> FastTokenizer:
     """A tokenizer with a kept trial, after enough characters for the encoder."""
     tokenizer = fast(described)
-    later = tokenizer._pairs_later
-    assert later is not None
-    keep("byte_pairs", later.described, True)
-    later.num_chars = byte_pairs.USED_AFTER
-    assert later.look() is not None
+    lazy = tokenizer._lazy_pairs
+    keep("byte_pairs", lazy.described, True)
+    lazy.num_chars = byte_pairs.USED_AFTER
+    assert lazy.look() is not None
     return tokenizer
 
 
@@ -174,21 +172,18 @@ def test_ids_are_the_same_with_the_encoder(name: str, adds: bool) -> None:
 @in_long_rounds
 def test_the_encoder_is_made_after_its_trial_or_after_a_kept_one() -> None:
     def asked(num_chars: int, tokenizer: FastTokenizer) -> BytePairs | None:
-        assert tokenizer._pairs_later is not None
-        tokenizer._pairs_later.num_chars += num_chars
-        return tokenizer._pairs_later.look()
+        tokenizer._lazy_pairs.num_chars += num_chars
+        return tokenizer._lazy_pairs.look()
 
     tokenizer = fast(byte_level(with_tokens("<only here>")))
-    assert tokenizer._pairs_later is not None
     assert asked(byte_pairs.USED_AFTER, tokenizer) is None
     assert asked(byte_pairs.TRIED_AFTER - byte_pairs.USED_AFTER - 1, tokenizer) is None
-    assert read_kept("byte_pairs", tokenizer._pairs_later.described) is None
+    assert read_kept("byte_pairs", tokenizer._lazy_pairs.described) is None
     assert asked(1, tokenizer) is not None
-    assert read_kept("byte_pairs", tokenizer._pairs_later.described) is True
+    assert read_kept("byte_pairs", tokenizer._lazy_pairs.described) is True
     later = fast(byte_level(with_tokens("<only here>")))
     assert asked(byte_pairs.USED_AFTER - 1, later) is None
     assert asked(1, later) is not None
     left = fast(LEFT["digits"]())
     assert asked(byte_pairs.TRIED_AFTER, left) is None
-    assert left._pairs_later is not None
-    assert read_kept("byte_pairs", left._pairs_later.described) is False
+    assert read_kept("byte_pairs", left._lazy_pairs.described) is False

@@ -52,6 +52,8 @@ class BaseDataset(NamedLikeTheirs, ABC):
         **dict.fromkeys(("_get_batch_prefetch", "_get_batch_no_prefetch"), "override get_batch"),
     }
 
+    _has_looked = False  # at the columns of the first rows
+
     def __init__(
         self,
         path: str | Path | Sequence[str | Path],
@@ -111,7 +113,6 @@ class BaseDataset(NamedLikeTheirs, ABC):
             teacher_multimodal_keys=teacher_multimodal_keys,
         )
         self._rows = open_rows(path, columns=self._prompts.columns, cache_limit=cache_limit)
-        self._has_looked = False  # at the columns of the first rows
         self._on_error = on_error
         self.may_drop = max_length is not None or on_error == "skip"
         self._dropped = np.zeros(self.num_rows // 8 + 1 if self.may_drop else 0, np.uint8)  # one bit per row

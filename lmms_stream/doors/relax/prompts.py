@@ -95,7 +95,7 @@ class Prompts:
         return [*filter(None, named), *media]
 
     def look_at(self, rows: Sequence[Any]) -> None:
-        """Warn of columns of media and of teachers' prompts that these rows, the first ones, do not have."""
+        """Warn of columns of media and of teachers' prompts missing in the first rows."""
         media = [*(self.multimodal_keys or {}).values(), *(self.teacher_multimodal_keys or {}).values()]
         present = {name for row in rows if isinstance(row, Mapping) for name in row}
         missing = {*media, *filter(None, [self.teacher_prompt_key])} - present

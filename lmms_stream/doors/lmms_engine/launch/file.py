@@ -127,7 +127,7 @@ def trainer_values(said: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     values: dict[str, Any] = {
         ours: whole_number(f"{source}: {name}", said[name], least=1)
         for name, ours in DEGREES.items()
-        if said.get(name) is not None and said[name] != 1
+        if said.get(name) not in (None, 1)
     }
     if frozen := _listed(said.get("freeze_modules"), f"{source}: freeze_modules"):
         values["frozen"] = [f"*{name}.*" for name in frozen]  # each pattern must match
